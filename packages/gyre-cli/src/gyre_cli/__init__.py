@@ -1,0 +1,1 @@
+"""The command line gyre: train, inspect, simulate, serve and report"""

@@ -1,0 +1,1 @@
+"""Elastic rollout/training scheduling as a pure state machine, its simulator, and its live runtime"""

@@ -1,0 +1,1 @@
+"""Megatron training cells, the execution-level GSPO objective, weight movement, and rollout engines"""

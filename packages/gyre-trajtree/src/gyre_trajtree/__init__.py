@@ -1,0 +1,1 @@
+"""Recorded model calls to trajectory trees, roles and bounded, masked training trajectories"""
