@@ -1,0 +1,214 @@
+"""The configuration of a run: defaults, one TOML file, environment `GYRE_*`, and `--set a.b=c`, in rising priority.
+
+Every default is the quickstart's: a tiny model, two cells, two CPU cores. The resolved configuration is written to the
+run directory, so a run directory is self-contained and `gyre train --config RUN_DIR/config.toml` repeats it.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from gyre_cli.errors import MisuseError
+
+
+class Section(BaseModel):
+    """One table of the configuration file. Unknown keys are refused, so a typing error never passes silently."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ModelSection(Section):
+    path: Path | None = None
+    """Hugging Face directory of the policy; the built-in tiny model when absent."""
+
+
+class TaskSection(Section):
+    source: str = "gyre_cli.quickstart.tasks:make_tasks"
+    """`module:function` called with the seed, giving an endless iterator of task objects, or a JSON Lines file."""
+    evaluator: str | list[str] = "gyre_cli.quickstart.tasks:evaluate"
+    """`module:function` of (workspace, task) giving a score in [0, 1], or a command whose last line is {"score": x}."""
+    evaluation_attempts: int = Field(default=2, ge=1)
+    evaluation_timeout_s: float = Field(default=20.0, gt=0)
+
+
+class HarnessSection(Section):
+    command: list[str] = ["{python}", "-I", "-S", "{quickstart_harness}"]
+    """Command of one execution. Placeholders: {python} {quickstart_harness} {workspace} {base_url} {key} {task_file}."""
+    env: dict[str, str] = {}
+    """Further environment of the harness, with the same placeholders. Nothing else of ours reaches it."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Wall-clock budget in seconds of one execution: launch, harness, evaluation and retries together."""
+    keep_workspaces: bool = False
+
+
+class ScheduleSection(Section):
+    policy: Literal["elastic", "async", "colocate"] = "elastic"
+    steps: int = Field(default=24, ge=1)
+    group_size: int = Field(default=8, ge=2)
+    """N: executions of one group."""
+    groups_per_step: int = Field(default=8, ge=1)
+    """B: groups that one training step consumes."""
+    phi: float | None = Field(default=None, ge=0)
+    """Extra dispatch in units of B groups; None takes the policy's own (elastic 0.5, async 1.5, colocate 0)."""
+    mu: int | None = Field(default=None, ge=1)
+    """Training steps of one burst; None takes the policy's own (elastic 3, async 1, colocate 4)."""
+    concurrency: int = Field(default=24, ge=1)
+    """Executions that one cell serves at once (c_j)."""
+    training_cells: int = Field(default=1, ge=1)
+    """Cells that always train under the async policy."""
+    streaming: bool = True
+
+
+class CellSection(Section):
+    count: int = Field(default=2, ge=1)
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of a training actor and of an engine."""
+    max_running_requests: int = Field(default=32, ge=1)
+    context_length: int = Field(default=1024, ge=16)
+    start_timeout_s: float = Field(default=120.0, gt=0)
+
+
+class SamplingSection(Section):
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = -1
+    max_new_tokens: int = Field(default=32, ge=1)
+
+
+class TrainingSection(Section):
+    lr: float = Field(default=1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip_grad: float = Field(default=1.0, gt=0)
+    clip_low: float = 0.95
+    """Execution-level bound: with a negative advantage, s_i below it contributes nothing."""
+    clip_high: float = 1.05
+    """Execution-level bound: with a positive advantage, s_i above it contributes nothing."""
+    token_weight_cap: float = Field(default=5.0, gt=0)
+    advantages: Literal["mean", "mean_std"] = "mean"
+    j_max: int = Field(default=5, ge=0)
+    """Trajectories sampled of one execution at most (J_max); 0 for all."""
+    tokens_per_micro_step: int = Field(default=4096, ge=1)
+
+
+class ProxySection(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535)
+    """0 takes a free port."""
+    call_timeout_s: float = Field(default=60.0, gt=0)
+
+
+class RunConfig(BaseSettings):
+    """All settings of `gyre train`."""
+
+    model_config = SettingsConfigDict(env_prefix="GYRE_", env_nested_delimiter="__", extra="forbid")
+
+    seed: int = Field(default=0, ge=0)
+    run_dir: Path | None = None
+    """Where the run writes; `runs/<time>-<policy>-seed<seed>` when absent."""
+    model: ModelSection = ModelSection()
+    task: TaskSection = TaskSection()
+    harness: HarnessSection = HarnessSection()
+    schedule: ScheduleSection = ScheduleSection()
+    cells: CellSection = CellSection()
+    sampling: SamplingSection = SamplingSection()
+    training: TrainingSection = TrainingSection()
+    proxy: ProxySection = ProxySection()
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls, init_settings, env_settings, dotenv_settings, file_secret_settings
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = _TomlSource(settings_cls)
+        return init_settings, env_settings, file
+
+    def dump(self) -> dict[str, Any]:
+        """The resolved configuration as plain JSON values, without None (TOML has no null) and the run's own folder."""
+        return _without_none(json.loads(self.model_dump_json(exclude={"run_dir"})))
+
+
+class _TomlSource(PydanticBaseSettingsSource):
+    """The values of the TOML file of the load in progress (set by `load_config`)."""
+
+    values: dict[str, Any] = {}
+
+    def get_field_value(self, field, field_name):  # the whole mapping is given by __call__
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        return type(self).values
+
+
+def load_config(path: Path | None = None, assignments: list[str] | None = None, **overrides: Any) -> RunConfig:
+    """Resolve a configuration.
+
+    `assignments` are `a.b=c` strings whose right side is read as JSON where it is JSON, else as text. `overrides` are
+    top-level values of dedicated options (None is no override). Raises MisuseError with one line for each fault.
+    """
+    explicit: dict[str, Any] = {key: value for key, value in overrides.items() if value is not None}
+    for assignment in assignments or []:
+        _assign(explicit, assignment)
+    _TomlSource.values = _read_toml(path) if path else {}
+    try:
+        return RunConfig(**explicit)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise MisuseError(f"configuration refused: {faults}") from None
+    finally:
+        _TomlSource.values = {}
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise MisuseError(f"configuration file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise MisuseError(f"configuration file {path} cannot be read: {error}") from None
+
+
+def _assign(tree: dict[str, Any], assignment: str) -> None:
+    key, separator, text = assignment.partition("=")
+    if not separator or not key:
+        raise MisuseError(f"--set takes a.b=value, not {assignment!r}")
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = text
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise MisuseError(f"--set {key}: {parent} is already set to a value")
+    tree[leaf] = value
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value
+
+
+def to_toml(values: dict[str, Any]) -> str:
+    """`RunConfig.dump()` as TOML text: top-level values first, then one table a section."""
+    lines = [f"{key} = {_toml_value(value)}" for key, value in values.items() if not isinstance(value, dict)]
+    for name, table in values.items():
+        if isinstance(table, dict) and table:
+            lines += ["", f"[{name}]"]
+            lines += [f"{key} = {_toml_value(value)}" for key, value in table.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    return json.dumps(value)

@@ -1,0 +1,120 @@
+"""The command `gyre`. Each command composes packages; heavy imports happen inside the command that needs them.
+
+Exit codes: 0 done, 1 failed, 2 misused, 130 interrupted. With `--json` the last line of standard output is one JSON object.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from gyre_cli.errors import CommandError, MisuseError
+
+HELP = "Elastic reinforcement learning for agents that work for hours through unmodified harnesses."
+app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+model_app = typer.Typer(help="Models that come with Gyre.", no_args_is_help=True)
+proxy_app = typer.Typer(help="The black-box token-in/token-out proxy.", no_args_is_help=True)
+engine_app = typer.Typer(help="The embedded rollout engine (SGLang's HTTP API).", no_args_is_help=True)
+tree_app = typer.Typer(help="Trajectory trees of a run log.", no_args_is_help=True)
+schedule_app = typer.Typer(help="The scheduler on a virtual clock.", no_args_is_help=True)
+for name, sub in (
+    ("model", model_app),
+    ("proxy", proxy_app),
+    ("engine", engine_app),
+    ("tree", tree_app),
+    ("schedule", schedule_app),
+):
+    app.add_typer(sub, name=name)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line of standard output.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="Override one setting; repeatable.")]
+
+
+def emit(result: dict[str, Any]) -> None:
+    """Print a machine-readable result as one line."""
+    print(orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode(), flush=True)
+
+
+@app.command()
+def train(
+    config: Annotated[Path | None, typer.Option("--config", help="TOML file of the run.")] = None,
+    set_: Set = None,
+    scheduler: Annotated[str | None, typer.Option(help="elastic, async or colocate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of tasks and sampling.")] = None,
+    run_dir: Annotated[Path | None, typer.Option("--run-dir", help="New or empty folder of the run.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
+    json: Json = False,
+) -> None:
+    """Train an agent end to end. Without options: a tiny model learns in a few minutes on a laptop CPU."""
+    from gyre_cli.config import load_config, to_toml
+
+    assignments = [*(set_ or []), *([f"schedule.policy={scheduler}"] if scheduler else [])]
+    resolved = load_config(config, assignments, seed=seed, run_dir=run_dir)
+    if dry_run:
+        emit(resolved.dump()) if json else print(to_toml(resolved.dump()), end="")
+        return
+    from gyre_cli.summary import show_summary
+    from gyre_cli.train import run_training
+
+    summary = run_training(resolved)
+    emit(summary) if json else show_summary(summary)
+
+
+@model_app.command("tiny")
+def model_tiny(
+    out: Annotated[Path, typer.Argument(help="Folder to write; must not exist or be empty.")],
+    seed: Annotated[int, typer.Option(help="Seed of initial weights and of the synthetic transcripts.")] = 0,
+    json: Json = False,
+) -> None:
+    """Make the quickstart's tiny Qwen3 model: tokenizer, chat template, warm-started weights."""
+    from rich.progress import Progress as Bar
+
+    from gyre_cli.quickstart.tiny import build
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise MisuseError(f"{out} already holds something; name a new folder")
+    from rich.console import Console
+
+    with Bar(console=Console(stderr=True)) as bar:
+        task = bar.add_task("warm start", total=1.0)
+        result = build(out, seed=seed, progress=lambda share: bar.update(task, completed=share))
+    emit(result) if json else print(f"{out}: {result['parameters']:,} parameters, vocabulary {result['vocabulary']}")
+
+
+@app.command()
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    html: Annotated[Path | None, typer.Option("--html", help="Where to write; report.html in the folder if absent.")] = None,
+    json: Json = False,
+) -> None:
+    """Write a page with the reward curve and the role timeline of the cells."""
+    from gyre_cli.report import write_report
+
+    path = write_report(run_dir, html)
+    emit({"report": str(path)}) if json else print(path)
+
+
+@tree_app.command("inspect")
+def tree_inspect(
+    log: Annotated[Path, typer.Argument(help="A run.jsonl.")],
+    execution: Annotated[str | None, typer.Option(help="Only this execution, drawn as a tree.")] = None,
+    json: Json = False,
+) -> None:
+    """Show the trajectory trees of a run log."""
+    from gyre_cli.trees import inspect, show
+
+    result = inspect(log, execution)
+    emit(result) if json else show(log, result, execution)
+
+
+def main() -> None:
+    """Entry point: a failure is one line on standard error and an exit code as above."""
+    try:
+        app()
+    except CommandError as error:
+        print(f"gyre: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
