@@ -1,6 +1,18 @@
 """Recorded model calls to trajectory trees, roles and bounded, masked training trajectories"""
 
-from gyre_trajtree.errors import RecordError, RunLogCorrupt, RunLogError, RunLogFull, TrajtreeError
+from gyre_trajtree.advantages import group_advantages
+from gyre_trajtree.errors import (
+    AccountError,
+    RecordError,
+    RewardError,
+    RunLogCorrupt,
+    RunLogError,
+    RunLogFull,
+    TrajtreeError,
+    TreeError,
+)
+from gyre_trajtree.inspection import RecordedExecution, executions, inspect, tree_digest
+from gyre_trajtree.packing import pack
 from gyre_trajtree.records import (
     Assessment,
     Call,
@@ -12,24 +24,45 @@ from gyre_trajtree.records import (
     from_line,
     to_line,
 )
+from gyre_trajtree.roles import ROLES, RoleDecision, infer_roles
 from gyre_trajtree.runlog import RunLogTail, RunLogWriter, read_run_log
+from gyre_trajtree.sampling import Trajectory, account, sample_trajectories
+from gyre_trajtree.tree import Node, Tree, dead_tips
 
 __all__ = [
+    "ROLES",
+    "AccountError",
     "Assessment",
     "Call",
     "Event",
     "Execution",
     "Header",
+    "Node",
     "Record",
     "RecordError",
+    "RecordedExecution",
+    "RewardError",
+    "RoleDecision",
     "RunLogCorrupt",
     "RunLogError",
     "RunLogFull",
     "RunLogTail",
     "RunLogWriter",
     "TrajtreeError",
+    "Trajectory",
+    "Tree",
+    "TreeError",
     "Unknown",
+    "account",
+    "dead_tips",
+    "executions",
     "from_line",
+    "group_advantages",
+    "infer_roles",
+    "inspect",
+    "pack",
     "read_run_log",
+    "sample_trajectories",
     "to_line",
+    "tree_digest",
 ]

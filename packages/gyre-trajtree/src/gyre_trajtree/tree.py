@@ -1,0 +1,197 @@
+"""Owns the trajectory tree of one execution: nodes, their order, their paths' tokens (paper section 5.1).
+
+Invariant: for every call, `path_tokens(node)` is byte for byte the prompt the model saw followed by what it
+sampled. A node stores only what it adds to its parent's path, so a tree's size is that of its unique tokens.
+Independently sampled outputs stay separate nodes, equal tokens or not.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from gyre_trajtree.errors import TreeError
+from gyre_trajtree.records import Call
+
+
+class Node:
+    """One call in its tree. Positions count tokens from the start of the root's prompt."""
+
+    __slots__ = ("call", "parent", "children", "index", "start", "output_start", "end", "trainable")
+
+    def __init__(self, call: Call, parent: "Node | None", index: int) -> None:
+        self.call = call
+        """The call, `parent` set and `input_ids` cut to the tokens after the parent's path."""
+        self.parent = parent
+        self.children: list[Node] = []
+        self.index = index
+        """Place of the call in the execution's log, from 0."""
+        self.start = parent.end if parent else 0
+        """Length of the parent's path."""
+        self.output_start = self.start + len(call.input_ids)
+        """Position of the first sampled token."""
+        self.end = self.output_start + len(call.output_ids)
+        """Length of this node's path."""
+        self.trainable = trainable_mask(call)
+        """bool [m] over the output: tokens that may be targets by provenance (paper section 5.3)."""
+
+    @property
+    def id(self) -> str:
+        return self.call.id
+
+    @property
+    def root(self) -> "Node":
+        node = self
+        while node.parent:
+            node = node.parent
+        return node
+
+    def __repr__(self) -> str:
+        return f"Node({self.id!r}, parent={self.parent and self.parent.id!r}, end={self.end})"
+
+
+class Tree:
+    """The calls of one execution as a tree (a forest: requests that extend nothing are roots)."""
+
+    def __init__(self, execution: str) -> None:
+        self.execution = execution
+        self.nodes: list[Node] = []
+        """In the order of the log."""
+        self.roots: list[Node] = []
+        self._by_id: dict[str, Node] = {}
+
+    @classmethod
+    def from_calls(cls, calls: Iterable[Call]) -> "Tree":
+        """The tree of one execution's calls, given in the order of the log.
+
+        Raises TreeError for no calls, calls of two executions, a repeated id or an unknown parent.
+        """
+        calls = list(calls)
+        if not calls:
+            raise TreeError("a tree needs at least one call; this execution recorded none")
+        tree = cls(calls[0].execution)
+        for call in calls:
+            tree.add(call)
+        return tree
+
+    def add(self, call: Call) -> Node:
+        """Append one call: at its recorded parent, else at the longest token prefix of its prompt."""
+        if call.execution != self.execution:
+            raise TreeError(f"call {call.id} belongs to execution {call.execution}, not to {self.execution}")
+        if call.id in self._by_id:
+            raise TreeError(f"call {call.id} is recorded twice in execution {self.execution}")
+        if call.parent is not None:
+            parent = self._by_id.get(call.parent)
+            if parent is None:
+                raise TreeError(
+                    f"call {call.id} names parent {call.parent}, which no earlier call of this log has"
+                )
+        else:
+            parent = self.longest_prefix(call.input_ids)
+            if parent is not None:
+                call = replace(call, parent=parent.id, input_ids=call.input_ids[parent.end :].copy())
+        node = Node(call, parent, len(self.nodes))
+        self.nodes.append(node)
+        self._by_id[call.id] = node
+        (parent.children if parent else self.roots).append(node)
+        return node
+
+    def longest_prefix(self, prompt: np.ndarray) -> Node | None:
+        """The node with the longest path that `prompt` (int32 [n]) extends; the latest of equally long ones.
+
+        A node that sampled nothing has no answer to extend and is never returned.
+        """
+        best: Node | None = None
+        open_nodes = _matching(self.roots, prompt)
+        while open_nodes:
+            node = open_nodes.pop()
+            if best is None or (node.end, node.index) > (best.end, best.index):
+                best = node
+            open_nodes += _matching(node.children, prompt)
+        return best
+
+    def leaves(self) -> list[Node]:
+        """Nodes that no other call extends, in the order of the log."""
+        return [node for node in self.nodes if not node.children]
+
+    def path(self, node: Node) -> list[Node]:
+        """Nodes from the root to `node`, both included."""
+        nodes = []
+        step: Node | None = node
+        while step:
+            nodes.append(step)
+            step = step.parent
+        return nodes[::-1]
+
+    def path_tokens(self, node: Node) -> np.ndarray:
+        """int32 [node.end]: the prompt the model saw at this call, then what it sampled."""
+        parts = []
+        for step in self.path(node):
+            parts += (step.call.input_ids, step.call.output_ids)
+        return np.concatenate(parts)
+
+    def below(self, node: Node) -> Iterator[Node]:
+        """`node` and every node under it."""
+        stack = [node]
+        while stack:
+            step = stack.pop()
+            yield step
+            stack += step.children
+
+    def __getitem__(self, call_id: str) -> Node:
+        return self._by_id[call_id]
+
+    def __contains__(self, call_id: str) -> bool:
+        return call_id in self._by_id
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
+def trainable_mask(call: Call) -> np.ndarray:
+    """bool [m]: output tokens with a finite behaviour log-prob, in a call that did not end in an error."""
+    if call.finish == "error":
+        return np.zeros(len(call.output_ids), bool)
+    return np.isfinite(call.logprobs)
+
+
+def dead_tips(tree: Tree) -> dict[str, str]:
+    """Leaves that an attempt which the harness retried left behind, with why: {call id: reason}.
+
+    A leaf is one when a later call says it repeats it (`attempt_of`), or when it was aborted and a later
+    sibling answered the same request. Reason: "aborted", or "retried" when the lost attempt was whole.
+    """
+    repeated = {node.call.attempt_of for node in tree.nodes if node.call.attempt_of}
+    reasons = {}
+    for node in tree.nodes:
+        if node.children:
+            continue
+        aborted = node.call.finish == "abort"
+        if node.id in repeated or (aborted and _answered_later(tree, node)):
+            reasons[node.id] = "aborted" if aborted else "retried"
+    return reasons
+
+
+def _answered_later(tree: Tree, node: Node) -> bool:
+    siblings = node.parent.children if node.parent else tree.roots
+    return any(
+        other.index > node.index and np.array_equal(other.call.input_ids, node.call.input_ids)
+        for other in siblings
+    )
+
+
+def _matching(nodes: list[Node], prompt: np.ndarray) -> list[Node]:
+    return [node for node in nodes if node.end > node.output_start and _extends(prompt, node)]
+
+
+def _extends(prompt: np.ndarray, node: Node) -> bool:
+    """Whether `prompt`, known to match up to `node.start`, also matches the node's own tokens.
+
+    The last token is compared first: siblings mostly differ in their outputs, so this settles most of them.
+    """
+    return (
+        len(prompt) >= node.end
+        and prompt[node.end - 1] == node.call.output_ids[-1]
+        and np.array_equal(prompt[node.output_start : node.end], node.call.output_ids)
+        and np.array_equal(prompt[node.start : node.output_start], node.call.input_ids)
+    )
