@@ -1,0 +1,147 @@
+"""The ledger of executions and groups: counters d, p, f and each group's life.
+
+Invariants: 0 <= f <= p <= d; f rises exactly once for each launched execution; a group is consumed exactly
+once; outstanding groups (dispatched, neither consumed nor dropped) never exceed Q_b.
+
+    execution   queued -> launching -> running -> terminated -> (closed, forgotten with its group)
+    group       open -> ready -> admitted -> consumed
+                  └-> dropped (fewer than two valid members, or the run is over)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .errors import ProtocolError
+
+TRAINABLE_MEMBERS = 2
+"""A group-relative advantage needs two rewards."""
+
+
+@dataclass
+class Group:
+    """One outstanding group. `version` is v_d."""
+
+    version: int
+    members: dict[str, str]
+    """execution -> queued | launching | running | terminated | valid | invalid"""
+    open: int
+    """Members that are not assessed yet."""
+    state: str = "open"
+
+
+@dataclass
+class Ledger:
+    """Counters and outstanding groups. Plain data, changed only by its methods."""
+
+    dispatched: int = 0
+    launched: int = 0
+    terminated: int = 0
+    next_group: int = 0
+    replaced: int = 0
+    """Groups dropped as untrainable and replaced."""
+    untrainable_run: int = 0
+    """Untrainable groups since the last group became ready."""
+    age_replaced: int = 0
+    """Versions between the dropped groups' v_d and their replacements'; the identity's correction."""
+    groups: dict[int, Group] = field(default_factory=dict)
+    queue: deque[str] = field(default_factory=deque)
+    ready: list[int] = field(default_factory=list)
+    staleness: list[int] = field(default_factory=list)
+    """v_t - v_d of every consumed group, in order of consumption; B entries a step."""
+
+    def dispatch(self, version: int, names: list[str]) -> int:
+        """Admit the next group; `names` are its executions. Returns its number."""
+        group = self.next_group
+        self.next_group += 1
+        self.groups[group] = Group(version, dict.fromkeys(names, "queued"), len(names))
+        self.queue.extend(names)
+        self.dispatched += len(names)
+        return group
+
+    def launching(self) -> str:
+        """Take the oldest queued execution."""
+        execution = self.queue.popleft()
+        self._member(execution, "queued", "launching")
+        return execution
+
+    def launch(self, execution: str) -> None:
+        """p rises."""
+        self._member(execution, "launching", "running")
+        self.launched += 1
+
+    def terminate(self, execution: str) -> None:
+        """f rises."""
+        self._member(execution, "running", "terminated")
+        self.terminated += 1
+
+    def assess(self, execution: str, valid: bool) -> int | None:
+        """Close an execution. Returns its group if that was the last open member."""
+        group = self._member(execution, "terminated", "valid" if valid else "invalid")
+        self.groups[group].open -= 1
+        return None if self.groups[group].open else group
+
+    def valid_members(self, group: int) -> int:
+        return sum(state == "valid" for state in self.groups[group].members.values())
+
+    def make_ready(self, group: int) -> None:
+        self.groups[group].state = "ready"
+        self.ready.append(group)
+        self.untrainable_run = 0
+
+    def admit(self) -> int:
+        """Take the ready group of the oldest version, the first to become ready among equals."""
+        group = min(self.ready, key=lambda number: self.groups[number].version)
+        self.ready.remove(group)
+        self.groups[group].state = "admitted"
+        return group
+
+    def consume(self, group: int, version: int) -> None:
+        """`version` is v_t, the version just before the step."""
+        life = self.groups.pop(group)
+        if life.state != "admitted":
+            raise ProtocolError(f"group {group} is consumed in state {life.state}")
+        self.staleness.append(version - life.version)
+
+    def drop_untrainable(self, group: int, version: int) -> int:
+        """Drop a group whose replacement enters at `version`. Returns how many were dropped in a row."""
+        self.age_replaced += version - self.groups.pop(group).version
+        self.replaced += 1
+        self.untrainable_run += 1
+        return self.untrainable_run
+
+    def outstanding_age(self, version: int) -> int:
+        """A_end: summed age of the outstanding groups at `version`."""
+        return sum(version - group.version for group in self.groups.values())
+
+    def _member(self, execution: str, expected: str, state: str) -> int:
+        group = _group_of(execution)
+        members = self.groups[group].members if group in self.groups else {}
+        found = members.get(execution)
+        if found != expected:
+            raise ProtocolError(f"execution {execution} cannot become {state}: it is {found or 'unknown'}")
+        members[execution] = state
+        return group
+
+    def to_state(self) -> dict[str, Any]:
+        """JSON-able snapshot."""
+        state = asdict(self)
+        state["queue"] = list(self.queue)
+        state["groups"] = {str(number): asdict(group) for number, group in self.groups.items()}
+        return state
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Ledger:
+        groups = {
+            int(number): Group(**{**group, "members": dict(group["members"])})
+            for number, group in state["groups"].items()
+        }
+        lists = {name: list(state[name]) for name in ("ready", "staleness")}
+        return cls(**{**state, **lists, "queue": deque(state["queue"]), "groups": groups})
+
+
+def _group_of(execution: str) -> int:
+    number = execution[1:].partition("-")[0]
+    return int(number) if execution[:1] == "g" and number.isdecimal() else -1
