@@ -1,0 +1,457 @@
+"""SGLang's HTTP API over the embedded engine, as raw ASGI on uvicorn.
+
+    python -m gyre_trainer.engine_server --model DIR [--host 127.0.0.1] [--port 0]
+
+prints one JSON line `{"url": ...}` when it is ready. Owns the wire: parsing, the shapes of answers and
+errors, which waiting client gets which output. Invariants: every `/generate` is answered exactly once; a
+client that goes away aborts its request; no request body can end the process. Tokens in, tokens out: there
+is no tokenizer here, so `text` and stop strings are refused (as SGLang does under --skip-tokenizer-init).
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import orjson
+import uvicorn
+
+from gyre_trainer.engine import Engine, GenerateRequest, field_of
+from gyre_trainer.errors import EngineError, TrainerError
+from gyre_trainer.generation import Output, RequestError
+from gyre_trainer.model_qwen3 import DTYPES
+
+KEEP_ALIVE_S = (
+    600  # longer than any client's pool keeps a connection, so that we never close one under a request
+)
+STOP_GRACE_S = 5
+
+
+class _Waiter:
+    """One /generate in hand: the newest output, and an event that says there is one."""
+
+    __slots__ = ("event", "latest")
+
+    def __init__(self):
+        self.event = asyncio.Event()
+        self.latest: Output | None = None
+
+
+class EngineApp:
+    """The ASGI application. `deliver` and `failed` are the engine's callbacks; `bind` comes before any
+    request.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self.error: BaseException | None = None
+        self._loop = loop
+        self._waiters: dict[str, _Waiter] = {}
+        self._started = time.time()
+        self._post = {
+            "/generate": self._generate,
+            "/abort_request": self._abort,
+            "/pause_generation": self._pause,
+            "/continue_generation": self._continue,
+            "/flush_cache": self._flush,
+            "/update_weights_from_disk": self._update,
+            "/update_weight_version": self._label,
+            "/release_memory_occupation": self._release,
+            "/resume_memory_occupation": self._occupy,
+            "/weights_checker": self._checksum,
+        }
+        self._get = {
+            "/get_model_info": self._model_info,
+            "/model_info": self._model_info,
+            "/server_info": self._server_info,
+            "/get_server_info": self._server_info,
+            "/health": self._health,
+            "/health_generate": self._health,
+            "/ping": self._health,
+            "/ready": self._ready,
+            "/flush_cache": self._flush,
+        }
+
+    def bind(self, engine: Engine, server: uvicorn.Server) -> None:
+        self.engine, self._server = engine, server
+
+    def deliver(self, outputs: list[Output]) -> None:
+        """Hand outputs to their clients (from the engine's thread)."""
+        if outputs:
+            self._loop.call_soon_threadsafe(self._settle, outputs)
+
+    def _settle(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            waiter = self._waiters.get(output.rid)
+            if waiter:
+                waiter.latest = output
+                waiter.event.set()
+
+    def failed(self, error: BaseException) -> None:
+        """The engine's loop died: end the process, so that whoever started it sees it (from the engine's
+        thread).
+        """
+        self.error = error
+        self._loop.call_soon_threadsafe(setattr, self._server, "should_exit", True)
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] != "http":
+            return
+        path, method = scope["path"], scope["method"]
+        handler = (self._post if method in ("POST", "PUT") else self._get).get(path)
+        if handler is None:
+            known = path in self._post or path in self._get
+            detail = "Method Not Allowed" if known else "Not Found"
+            return await _answer(send, 405 if known else 404, {"detail": detail})
+        try:
+            body = await _body(receive)
+            if handler == self._generate:
+                return await self._generate(body, receive, send)
+            await _answer(send, *await handler(body))
+        except TrainerError as error:
+            await _answer(send, 400, {"error": {"message": str(error)}})
+
+    async def _generate(self, body: dict, receive, send) -> None:
+        started = time.monotonic()
+        try:
+            request = GenerateRequest.parse(body)
+            rid = request.rid
+            if rid in self._waiters:
+                raise RequestError(f"Duplicate request ID detected: {rid}")
+            self.engine.submit(request)
+        except RequestError as error:
+            if body.get("stream") is not True:
+                raise
+            return await _stream_error(send, error)
+        waiter = self._waiters[rid] = _Waiter()
+        watch = asyncio.create_task(self._watch(receive, rid))
+        try:
+            if request.stream:
+                await _stream(send, waiter, request, started)
+            else:
+                await waiter.event.wait()
+                await _answer(send, 200, _rendered(waiter.latest, request, started))
+        finally:
+            watch.cancel()
+            del self._waiters[rid]
+
+    async def _watch(self, receive, rid: str) -> None:
+        """Abort `rid` when its client goes away (a watch that outlives the answer is cancelled)."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.engine.abort(rid)
+
+    async def _abort(self, body: dict):
+        if body.get("abort_all"):
+            self.engine.abort()
+        elif body.get("rid"):
+            self.engine.abort(body["rid"])
+        return 200, None
+
+    async def _pause(self, body: dict):
+        await self._done(self.engine.pause(body.get("mode") or "abort"))
+        return 200, {"message": "Generation paused successfully.", "status": "ok"}
+
+    async def _continue(self, body: dict):
+        await self._done(self.engine.resume())
+        return 200, {"message": "Generation continued successfully.", "status": "ok"}
+
+    async def _flush(self, body: dict):
+        if await self._done(self.engine.flush()):
+            return 200, "Cache flushed.\n"
+        return 400, "Cache not flushed because there are running requests.\n"
+
+    async def _update(self, body: dict):
+        """Unlike SGLang, an update never waits for running requests and never changes weights and fails:
+        they are retracted and go on under the new weights, or with `flush_cache` false keep the KV of the
+        old ones.
+        """
+        path, version = field_of(body, "model_path", str), field_of(body, "weight_version", str, None)
+        if body.get("abort_all_requests"):
+            self.engine.abort()
+        try:
+            await self._done(self.engine.update(path, version, keep_kv=body.get("flush_cache") is False))
+        except TrainerError as error:
+            return 400, {"success": False, "message": str(error), "num_paused_requests": 0}
+        message = "Succeeded to update model weights."
+        if version is not None:
+            message += f" Weight version updated to {version}."
+        return 200, {"success": True, "message": message, "num_paused_requests": 0}
+
+    async def _label(self, body: dict):
+        version = field_of(body, "new_version", str)
+        if body.get("abort_all_requests", True):
+            self.engine.abort()
+        await self._done(self.engine.set_version(version))
+        return 200, {
+            "success": True,
+            "message": f"Weight version updated to {version}",
+            "new_version": version,
+        }
+
+    async def _release(self, body: dict):
+        await self._done(self.engine.release())
+        return 200, None
+
+    async def _occupy(self, body: dict):
+        await self._done(self.engine.occupy())
+        return 200, None
+
+    async def _checksum(self, body: dict):
+        action = body.get("action") or "checksum"
+        if action != "checksum":
+            raise RequestError(f"weights_checker action {action!r} is not supported, only 'checksum'")
+        checksums = await self._done(self.engine.checksums())
+        overall = _overall(checksums)
+        rank = {"checksums": checksums, "per_gpu_checksum": overall}
+        return 200, {"success": True, "message": "Success", "ranks": [rank], "per_engine_checksum": overall}
+
+    async def _model_info(self, body: dict):
+        return 200, {
+            "model_path": self.engine.model_path,
+            "tokenizer_path": None,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": self.engine.generation.version,
+            "model_type": "qwen3",
+            "architectures": ["Qwen3ForCausalLM"],
+        }
+
+    async def _server_info(self, body: dict):
+        generation = self.engine.generation
+        return 200, {
+            "model_path": self.engine.model_path,
+            "server": "gyre-embedded",
+            "device": self.engine.device,
+            "dtype": self.engine.dtype,
+            "skip_tokenizer_init": True,
+            "context_length": generation.context,
+            "max_req_input_len": generation.context - 1,
+            "max_running_requests": generation.max_running,
+            "vocab_size": generation.config.vocab,
+            "weight_version": generation.version,
+            "startup_time": self._started,
+            "internal_states": [
+                {
+                    "running": len(generation.running),
+                    "waiting": len(generation.waiting),
+                    "paused": generation.paused,
+                    "released": self.engine.released,
+                }
+            ],
+        }
+
+    async def _health(self, body: dict):
+        return (200 if self.engine.alive else 503), None
+
+    async def _ready(self, body: dict):
+        return (200 if self.engine.ready else 503), None
+
+    @staticmethod
+    async def _done(future):
+        return await asyncio.wrap_future(future)
+
+
+def _overall(checksums: dict[str, str]) -> str:
+    return hashlib.sha256("".join(n + checksums[n] for n in sorted(checksums)).encode()).hexdigest()
+
+
+def _rendered(output: Output, request: GenerateRequest, started: float) -> dict:
+    """SGLang's answer for `output`; ids and log-probs are cumulative."""
+    meta = {
+        "id": output.rid,
+        "finish_reason": output.finish,
+        "prompt_tokens": output.prompt_tokens,
+        "weight_version": output.spans[-1][0],
+        "num_retractions": output.retractions,
+    }
+    if request.return_logprob:
+        pairs = zip(output.logprobs, output.output_ids, strict=True)
+        meta["input_token_logprobs"] = []
+        meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
+    meta["completion_tokens"] = len(output.output_ids)
+    meta["cached_tokens"] = output.cached_tokens
+    if output.finish:
+        meta["weight_versions"] = [{"version": v, "start": a, "end": b} for v, a, b in output.spans]
+        meta["e2e_latency"] = time.monotonic() - started
+    return {"output_ids": output.output_ids, "meta_info": meta}
+
+
+async def _stream(send, waiter: _Waiter, request: GenerateRequest, started: float) -> None:
+    await _start(send, 200, b"text/event-stream; charset=utf-8")
+    finished = False
+    while not finished:
+        await waiter.event.wait()
+        waiter.event.clear()
+        output = waiter.latest
+        finished = output.finish is not None
+        await _event(send, _rendered(output, request, started))
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+async def _stream_error(send, error: EngineError) -> None:
+    """A stream's bad request, as SGLang reports it: status 200 and the error as an event."""
+    await _start(send, 200, b"text/event-stream; charset=utf-8")
+    detail = {"message": str(error), "type": "invalid_request_error", "code": 400, "retryable": False}
+    await _event(send, {"error": detail})
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+async def _event(send, data: dict) -> None:
+    body = b"data: " + orjson.dumps(data) + b"\n\n"
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _start(send, status: int, content_type: bytes, length: int | None = None) -> None:
+    headers = [(b"content-type", content_type)]
+    if length is not None:
+        headers.append((b"content-length", str(length).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def _answer(send, status: int, content) -> None:
+    """Answer JSON, plain text for a str, nothing for None."""
+    if content is None or isinstance(content, str):
+        body, kind = (content or "").encode(), b"text/plain; charset=utf-8"
+    else:
+        body, kind = orjson.dumps(content), b"application/json"
+    await _start(send, status, kind, len(body))
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _body(receive) -> dict:
+    """The request's JSON object; an empty body counts as `{}`."""
+    parts, more = [], True
+    while more:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    raw = b"".join(parts)
+    try:
+        body = orjson.loads(raw) if raw else {}
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise RequestError("the body must be a JSON object")
+    return body
+
+
+class _Server(uvicorn.Server):
+    """Calls `ready` once requests are accepted."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]):
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets=None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+
+def print_ready(url: str) -> None:
+    print(json.dumps({"url": url}), flush=True)
+
+
+def serve(
+    model: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    ready: Callable[[str], None] = print_ready,
+    **engine_options,
+) -> None:
+    """Serve the Hugging Face directory `model` until SIGINT or SIGTERM; `ready` gets the URL once requests
+    are accepted. `engine_options` are those of `Engine`. Raises EngineError for a model that cannot be
+    served or a port that cannot be had.
+    """
+    listener = _listen(host, port)
+    url = f"http://{host}:{listener.getsockname()[1]}"
+    asyncio_loop = uvicorn.Config(app=None, loop="uvloop").get_loop_factory()
+    with asyncio.Runner(loop_factory=asyncio_loop) as runner:
+        runner.run(_serve(model, listener, lambda: ready(url), engine_options))
+
+
+async def _serve(
+    model: str, listener: socket.socket, ready: Callable[[], None], engine_options: dict
+) -> None:
+    app = EngineApp(asyncio.get_running_loop())
+    engine = Engine(model, app.deliver, app.failed, **engine_options)
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_GRACE_S,
+    )
+    server = _Server(config, ready)
+    app.bind(engine, server)
+    engine.start()
+    await server.serve([listener])
+    if app.error:
+        raise EngineError(f"the engine stopped: {app.error!r}") from app.error
+    engine.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=512)
+    except OSError as error:
+        raise EngineError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+def _exit_at_end_of_stdin() -> None:
+    """End this process at once when standard input ends: whoever held the other end of the pipe is gone."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="gyre_trainer.engine_server", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="Hugging Face directory of a dense Qwen3 model")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--max-running", type=int, default=32, help="sequences in one step")
+    parser.add_argument("--context-length", type=int, help="most tokens of prompt and output together")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of the model")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--weight-version", default="default", help="version of the weights in --model")
+    parser.add_argument("--seed", type=int, help="of requests that bring no sampling_seed")
+    parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
+    options = parser.parse_args(arguments)
+    if options.exit_with_parent:
+        _exit_at_end_of_stdin()
+    try:
+        serve(
+            options.model,
+            host=options.host,
+            port=options.port,
+            version=options.weight_version,
+            max_running=options.max_running,
+            context_length=options.context_length,
+            threads=options.threads,
+            device=options.device,
+            dtype=options.dtype,
+            seed=options.seed,
+        )
+    except TrainerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
