@@ -1,4 +1,4 @@
-"""What `gyre train` uses unless it is told otherwise: a task set, its evaluator, a harness and a tiny model."""
+"""What `gyre train` uses unless it is told otherwise: a task set, evaluator, harness, tiny model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Demonstrations for the tiny model's warm start, recorded from the real harness under an imperfect demonstrator.
+"""Demonstrations for the tiny model's warm start: the real harness, run under an imperfect demonstrator.
 
-The demonstrator stands in for the harness's model service. It is sloppy on purpose (shares below): a model that
-imitates it acts in the right form and is mostly wrong where it matters, which leaves reinforcement learning a way up.
+The demonstrator stands in for the harness's model service. It is sloppy on purpose (shares below): a model
+that imitates it acts in the right form and is mostly wrong where it matters, which leaves reinforcement
+learning a way up.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import random
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from gyre_cli.quickstart import harness_path
@@ -65,11 +65,8 @@ class Demonstrator:
     @staticmethod
     def render_reply(reply: dict) -> str:
         """The text that a model has to emit for this message, end mark included."""
-        calls = [call["function"] for call in reply.get("tool_calls", [])]
-        parts = [
-            f'<tool_call>{{"name": "{c["name"]}", "arguments": {c["arguments"]}}}</tool_call>' for c in calls
-        ]
-        return (reply["content"] or "") + "".join(parts) + END
+        calls = (call["function"] for call in reply.get("tool_calls", []))
+        return (reply["content"] or "") + "".join(call_text(c["name"], c["arguments"]) for c in calls) + END
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -95,9 +92,7 @@ class Demonstrator:
         if not word or self._happens(EARLY):
             return _text("done")
         if self._happens(MALFORMED):
-            return _text(
-                f'<tool_call>{{"name": "write", "arguments": {{"path": "{path}", "content": "{word}}}</tool_call>'
-            )
+            return _text(call_text("write", f'{{"path": "{path}", "content": "{word}'))
         if kind == "read" and not self._happens(UNREAD):
             return _call("read", key=word)
         if kind == "task" and not self._happens(UNDELEGATED):
@@ -114,17 +109,19 @@ class Demonstrator:
         return self.rng.random() < share
 
 
+def call_text(name: str, arguments: str) -> str:
+    """A tool call as a model emits it, byte for byte what the chat template renders."""
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+
 def _text(content: str) -> dict:
     return {"role": "assistant", "content": content}
 
 
 def _call(name: str, **arguments: str) -> dict:
     function = {"name": name, "arguments": json.dumps(arguments)}
-    return {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": "0", "type": "function", "function": function}],
-    }
+    calls = [{"id": "0", "type": "function", "function": function}]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
 
 
 def load_harness():

@@ -1,8 +1,8 @@
 """The quickstart's tasks, queues of small files to write, and the evaluator of a finished workspace.
 
-Three kinds of item: `write PATH=WORD` says what to write; `read PATH=KEY` says where the word is kept, in a note
-that only the `read` tool opens; `task PATH=WORD` must be done by a sub-agent. What a file must hold is under
-`expect`, which only the evaluator gets: a harness is given `harness_view(task)`.
+Three kinds of item: `write PATH=WORD` says what to write; `read PATH=KEY` says where the word is kept, in a
+note that only the `read` tool opens; `task PATH=WORD` must be done by a sub-agent. What a file must hold is
+under `expect`, which only the evaluator gets: a harness is given `harness_view(task)`.
 
 Invariant: a seed determines the tasks, and the word of a `read` item stands in its note alone.
 """
@@ -14,14 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PATHS = (
-    "api cli core data docs envs flags graph hooks index jobs keys logs main nets opts page query rules store "
-    "test util view work"
-).split()
-WORDS = (
-    "amber azure beige black blue bronze brown coral cyan gold gray green indigo ivory jade lime mauve navy "
-    "olive pink plum red ruby teal"
-).split()
+# fmt: off
+PATHS = [
+    "api", "cli", "core", "data", "docs", "envs", "flags", "graph", "hooks", "index", "jobs", "keys",
+    "logs", "main", "nets", "opts", "page", "query", "rules", "store", "test", "util", "view", "work",
+]
+WORDS = [
+    "amber", "azure", "beige", "black", "blue", "bronze", "brown", "coral", "cyan", "gold", "gray",
+    "green", "indigo", "ivory", "jade", "lime", "mauve", "navy", "olive", "pink", "plum", "red", "ruby",
+    "teal",
+]
+# fmt: on
 READ_SHARE = 0.35
 TASK_SHARE = 0.20
 ITEMS = (3, 6)
@@ -34,8 +37,8 @@ TIGHT_SHARE = 0.4
 def make_tasks(seed: int) -> Iterator[dict[str, Any]]:
     """Endless tasks {"id", "prompt", "files", "context_budget", "expect"}, the same for the same seed.
 
-    `prompt` holds one item a line, `files` maps paths to the text they start with, `context_budget` is in tokens,
-    `expect` maps paths to the exact text of a right result.
+    `prompt` holds one item a line, `files` maps paths to the text they start with, `context_budget` is in
+    tokens, `expect` maps paths to the exact text of a right result.
     """
     rng = random.Random(f"gyre-quickstart-{seed}")
     number = 0

@@ -1,7 +1,8 @@
-"""The tiny model: a Qwen3 of about 140 thousand parameters, warm-started on demonstrations of the quickstart's tasks.
+"""The tiny model: a Qwen3 of about 150 thousand parameters, warm-started on demonstrations of the tasks.
 
-`python -m gyre_cli.quickstart.tiny OUT` regenerates what the package ships in `tiny/`: the same bits on the same
-versions of torch and transformers, because everything is seeded and torch runs on one thread while it trains.
+`python -m gyre_cli.quickstart.tiny OUT` regenerates what the package ships in `tiny/`: the same bits on the
+same kind of machine with the same versions of torch and transformers, because everything is seeded and torch
+runs on one thread while it trains.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gyre_cli.quickstart.demonstrations import Transcript, demonstrations
 from gyre_cli.quickstart.tasks import make_tasks
 from gyre_cli.quickstart.tokenizer import END, END_OF_TEXT, VOCABULARY, build_tokenizer, save_tokenizer
 
-STEPS = 220
+STEPS = 330
 TASKS_PER_STEP = 16
 LEARNING_RATE = 4e-3
 WARM_UP = 20
@@ -33,8 +34,8 @@ TASK_SEED = 1_000_003
 def build(out_dir: Path, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> None:
     """Make the model and write it as a Hugging Face directory (config, weights, tokenizer, chat template).
 
-    Takes 20 to 60 s on one core. `progress(done, total)` is called after each training step. Raises MisuseError
-    when `out_dir` is a file, or when the example harness, whose runs are demonstrated, is not at hand.
+    Takes 20 to 60 s on one core. `progress(done, total)` is called after each training step. Raises
+    MisuseError when `out_dir` is a file, or when the example harness, which demonstrates, is absent.
     """
     if out_dir.exists() and not out_dir.is_dir():
         raise MisuseError(f"{out_dir} is a file, not a folder to write the model to")
@@ -46,8 +47,18 @@ def build(out_dir: Path, seed: int = 0, progress: Callable[[int, int], None] | N
         model = new_model(tokenizer)
         warm_start(model, transcript_batches(tokenizer, seed), progress)
     out_dir.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(out_dir)
+    write_model(model, out_dir)
     save_tokenizer(out_dir)
+
+
+def write_model(model: Any, folder: Path) -> None:
+    """config.json, generation_config.json and model.safetensors; the tied output weights are not repeated."""
+    from safetensors.torch import save
+
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
 
 
 @contextmanager
@@ -126,7 +137,7 @@ def by_length(batch: list[Transcript]) -> tuple[list[Transcript], list[Transcrip
 
 
 def supervised_loss(model: Any, transcripts: list[Transcript]) -> Any:
-    """Summed cross-entropy in nats over all tokens but the first, weighted; the transcripts are right-padded."""
+    """Weighted cross-entropy in nats, summed over all tokens but the first of each transcript."""
     import torch
 
     longest = max(len(transcript.ids) for transcript in transcripts)
@@ -144,14 +155,19 @@ def supervised_loss(model: Any, transcripts: list[Transcript]) -> Any:
     return (losses * weights[:, 1:][counted]).sum()
 
 
+def show(done: int, total: int) -> None:
+    print(f"\rstep {done} of {total}", end="", flush=True)
+
+
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m gyre_cli.quickstart.tiny OUT", file=sys.stderr)
         return 2
-    build(
-        Path(arguments[0]),
-        progress=lambda done, total: print(f"\rstep {done} of {total}", end="", flush=True),
-    )
+    try:
+        build(Path(arguments[0]), progress=show)
+    except MisuseError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     print()
     return 0
 

@@ -1,8 +1,8 @@
 """The tiny model's tokenizer and chat template, in the layout of a Hugging Face directory.
 
-Byte-level BPE over single words, with the chat marks and the fixed parts of a tool call as whole tokens, so that a
-call is seven tokens. Invariant of the template: what it renders for n messages is a prefix of what it renders for
-those messages and more, and a tool call is rendered byte for byte as the model emits it.
+Byte-level BPE over single words, with the chat marks and the fixed parts of a tool call as whole tokens, so
+that a call is seven tokens. Invariant of the template: what it renders for n messages is a prefix of what it
+renders for those messages and more, and a tool call is rendered byte for byte as the model emits it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ TOOL_CALL_PARTS = (
     '", "content": "',
     '"}}',
 )
-VOCABULARY = 640
+VOCABULARY = 480
+"""Ids of the tokenizer and rows of the model's embedding, a multiple of 32; every id can be decoded."""
 WORD = r"[a-z]+|[A-Z]+|[0-9]|\s|[^A-Za-z0-9\s]+"
-OTHER_WORDS = "build every file write read task one tools ok none denied error empty todo done summary"
+OTHER_WORDS = [
+    "build every file write read task one tools ok none denied error empty todo done summary",
+    "system user assistant tool name arguments path content key",
+]
 
 CHAT_TEMPLATE = """\
 {%- set lead = messages[0].content if messages and messages[0].role == 'system' else '' %}
@@ -59,7 +63,7 @@ CHAT_TEMPLATE = """\
 
 
 def build_tokenizer():
-    """The `tokenizers.Tokenizer`, at most VOCABULARY ids; every word of the tasks and roles is one token."""
+    """The `tokenizers.Tokenizer` of VOCABULARY ids; every word of the tasks and roles is one token."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -76,11 +80,11 @@ def build_tokenizer():
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    words = " ".join(
-        [*PATHS, *WORDS, OTHER_WORDS, "system user assistant tool name arguments path content key"]
-    )
+    words = " ".join([*PATHS, *WORDS, *OTHER_WORDS])
     tokenizer.train_from_iterator([words] * 3, trainer)
     tokenizer.add_tokens([AddedToken(part, normalized=False, special=False) for part in TOOL_CALL_PARTS])
+    unused = range(VOCABULARY - tokenizer.get_vocab_size())
+    tokenizer.add_special_tokens([f"<|unused_{number}|>" for number in unused])
     return tokenizer
 
 
