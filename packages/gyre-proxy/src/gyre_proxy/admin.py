@@ -1,0 +1,125 @@
+"""Owns the admin API that the driver of a run calls (docs/architecture.md).
+
+Executions, engines, reroutes, status.
+"""
+
+import hmac
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import orjson
+
+from gyre_proxy.capability import issue, valid_execution
+from gyre_proxy.errors import BadRequest, Forbidden, NotFound, Unauthorised
+from gyre_proxy.gateway import Gateway
+from gyre_proxy.router import Engine
+
+if TYPE_CHECKING:
+    from gyre_proxy.server import Application
+
+KEY_LIFETIME_S = 24 * 3600.0
+"""Life of a key whose execution has no deadline."""
+
+
+async def handle(application: "Application", scope: dict, body: bytes) -> tuple[int, dict]:
+    """(status, answer) of one admin call. Raises ProxyError."""
+    _authorise(application.gateway.settings.admin_token, scope)
+    gateway = application.gateway
+    method, parts = scope["method"], [part for part in scope["path"].split("/") if part][1:]
+    given = _object(body)
+    if (method, parts) == ("GET", ["status"]):
+        return 200, status(gateway)
+    if (method, parts) == ("POST", ["executions"]):
+        return 200, _open(application, given)
+    if method == "POST" and len(parts) == 3 and parts[0] == "executions" and parts[2] == "close":
+        return 200, {"calls": await gateway.close_execution(parts[1])}
+    if (method, parts) == ("PUT", ["engines"]):
+        gateway.router.replace([_engine(entry) for entry in _list(given, "engines")])
+        gateway.engines_changed.fire()
+        return 200, status(gateway)
+    if (method, parts) == ("POST", ["reroute"]):
+        return 200, await _reroute(gateway, given)
+    raise NotFound(f"no admin call {method} {scope['path']}")
+
+
+def status(gateway: Gateway) -> dict:
+    """Engines with their load, counts of executions, calls and reroutes."""
+    engines = {
+        e.url: {"in_flight": e.in_flight, "admitting": e.admitting, "version": e.version}
+        for e in gateway.router.engines.values()
+    }
+    return {
+        "engines": engines,
+        "executions": gateway.open_executions(),
+        "calls": gateway.calls,
+        "reroutes": gateway.reroutes,
+    }
+
+
+def _authorise(token: str | None, scope: dict) -> None:
+    if token is None:
+        raise Forbidden("the admin API is off; start the proxy with --admin-token-env")
+    given = dict(scope["headers"]).get(b"authorization", b"")
+    if not hmac.compare_digest(given, b"Bearer " + token.encode()):
+        raise Unauthorised("the admin API needs 'Authorization: Bearer <admin token>'")
+
+
+def _open(application: "Application", given: Mapping) -> dict:
+    execution, deadline = given.get("id"), given.get("deadline")
+    if not isinstance(execution, str) or not valid_execution(execution):
+        raise BadRequest("'id' must be 1 to 128 letters, digits and . _ : -", "id")
+    if deadline is not None and not isinstance(deadline, int | float):
+        raise BadRequest("'deadline' must be unix seconds", "deadline")
+    engine = None if given.get("engine") is None else _known(application.gateway, given["engine"])
+    application.gateway.open_execution(execution, deadline, engine)
+    expires = deadline if deadline is not None else time.time() + KEY_LIFETIME_S
+    return {
+        "base_url": f"{application.base_url}/x/{execution}",
+        "key": issue(application.secret, execution, expires),
+    }
+
+
+def _engine(entry: object) -> Engine:
+    if not isinstance(entry, dict) or not isinstance(entry.get("url"), str):
+        raise BadRequest("every engine needs a 'url'", "engines")
+    version, admitting = entry.get("version"), entry.get("admitting", True)
+    if version is not None and type(version) is not int:
+        raise BadRequest("'version' must be an integer or null", "engines")
+    if not isinstance(admitting, bool):
+        raise BadRequest("'admitting' must be true or false", "engines")
+    return Engine(entry["url"].rstrip("/"), admitting, version)
+
+
+async def _reroute(gateway: Gateway, given: Mapping) -> dict:
+    source = _known(gateway, given.get("source"))
+    moves, deadline_s = given.get("moves") or {}, given.get("deadline_s", 30.0)
+    if not isinstance(moves, dict):
+        raise BadRequest("'moves' must map executions to engine urls", "moves")
+    if not isinstance(deadline_s, int | float) or deadline_s <= 0:
+        raise BadRequest("'deadline_s' must be a positive number", "deadline_s")
+    moves = {execution: _known(gateway, url) for execution, url in moves.items()}
+    continued = await gateway.reroute(source, moves, float(deadline_s))
+    return {"moved": len(moves), "continued": continued}
+
+
+def _known(gateway: Gateway, url: object) -> str:
+    if not isinstance(url, str) or url.rstrip("/") not in gateway.router.engines:
+        raise BadRequest(f"engine {url!r} is not in the table; PUT /admin/engines first")
+    return url.rstrip("/")
+
+
+def _object(body: bytes) -> dict:
+    try:
+        value = orjson.loads(body) if body else {}
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadRequest("the body must be a JSON object")
+    return value
+
+
+def _list(given: Mapping, name: str) -> list:
+    if not isinstance(given.get(name), list):
+        raise BadRequest(f"{name!r} must be a list", name)
+    return given[name]

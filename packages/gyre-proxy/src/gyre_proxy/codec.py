@@ -1,0 +1,207 @@
+"""Owns the tokenizer directory: text to token ids and back, prompts from conversations.
+
+Invariants: only template text yields control tokens; the same strings inside a user's or a tool's text are
+encoded as plain text. Nothing is added to an encoded text (the template writes its own BOS). The tokens of a
+suffix never depend on the tokens before it.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from gyre_proxy.conversation import Message
+from gyre_proxy.errors import TokenizerError
+from gyre_proxy.template import ChatTemplate
+
+# Added tokens that mark structure although their tokenizer does not call them special, such as <tool_call>.
+_TAG = re.compile(r"</?[\w|]+>|<\|.*\|>")
+_TAG_ROLES = frozenset(("system", "user", "tool"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    tokenizer: Tokenizer
+    template: str
+    specials: dict[str, str]
+    stop_ids: tuple[int, ...]
+    context_length: int | None
+
+
+class Codec:
+    """Encodes conversations for one model.
+
+    `mode` is "suffix" or "full"; `mode_reason` says why it is "full".
+    """
+
+    def __init__(self, directory: str | Path, template_arguments: Mapping[str, object] | None = None) -> None:
+        files = _read(Path(directory))
+        self._tokenizer = files.tokenizer
+        self.template = ChatTemplate(files.template, {**files.specials, **(template_arguments or {})})
+        self.context_length = files.context_length
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = [t.content for t in added.values() if t.special and len(t.content) > 1]
+        tags = [t.content for t in added.values() if _TAG.fullmatch(t.content)]
+        self._special_pattern = _alternatives(special)
+        self._tag_pattern = _alternatives({*special, *tags})
+        self.turn_end, self.mode_reason = self._prove()
+        self.mode = "full" if self.mode_reason else "suffix"
+        ends = () if self.turn_end is None else (self.turn_end,)
+        self.stop_ids = tuple(dict.fromkeys((*files.stop_ids, *ends)))
+        if not self.stop_ids:
+            raise TokenizerError(f"{directory}: no end-of-turn token; set eos_token in tokenizer_config.json")
+        tail = self.template.render((Message("user", "q"),)).rstrip()
+        self.opens_reasoning = tail.endswith("<think>")
+
+    def encode_prompt(self, messages: Sequence[Message], tools: Sequence[dict] = ()) -> list[int]:
+        """Token ids of the whole prompt. Raises BadRequest when the template refuses the messages."""
+        mark = _free_mark(messages)
+        return self._encode(self.template.render(self._guarded(messages, mark), tools), mark)
+
+    def encode_suffix(self, messages: Sequence[Message], ended: bool) -> list[int]:
+        """Token ids between a recorded answer and the next one; only in mode "suffix".
+
+        `ended` tells whether the recorded answer holds its own turn end; otherwise the suffix closes the
+        turn.
+        """
+        mark = _free_mark(messages)
+        ids = self._encode(self.template.suffix(self._guarded(messages, mark)), mark)
+        return ids[1:] if ended else ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of sampled ids without the stop token at their end; control tokens inside stay visible."""
+        ids = list(ids)
+        if ids and ids[-1] in self.stop_ids:
+            ids.pop()
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def vocabulary(self) -> int:
+        """Number of ids the tokenizer knows."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def _encode(self, text: str, mark: str) -> list[int]:
+        if mark not in text:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for piece in text.split(mark):
+            ids += self._tokenizer.encode(piece, add_special_tokens=False).ids
+        return ids
+
+    def _guarded(self, messages: Sequence[Message], mark: str) -> Sequence[Message]:
+        """Messages whose control-token strings are split by `mark`, so that no piece is a control token."""
+        return [self._guard(message, mark) for message in messages]
+
+    def _guard(self, message: Message, mark: str) -> Message:
+        pattern = self._tag_pattern if message.role in _TAG_ROLES else self._special_pattern
+        if pattern is None:
+            return message
+        text = pattern.sub(lambda found: found[0][0] + mark + found[0][1:], message.text)
+        return message if text == message.text else replace(message, text=text)
+
+    def _prove(self) -> tuple[int | None, str | None]:
+        """(turn-end id, None) when suffixes are stable, (None, reason) otherwise."""
+        difference = self.template.prove()
+        if difference is not None:
+            return None, difference
+        text = self.template.suffix((Message("user", "q"),))
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if ids and ids[0] in self._tokenizer.get_added_tokens_decoder():
+            return ids[0], None
+        return None, f"turns do not end with a token of their own but with {text[:20]!r}"
+
+
+class Detokenizer:
+    """Turns a growing list of ids into text, piece by piece; never splits a character."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._ids: list[int] = []
+        self._shown = 0
+        self._base = 0
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """Text that the new ids complete. Cost is that of the new ids."""
+        self._ids += [i for i in ids if i not in self._codec.stop_ids]
+        before = self._codec.decode(self._ids[self._base : self._shown])
+        after = self._codec.decode(self._ids[self._base :])
+        if len(after) <= len(before) or after.endswith("\ufffd"):
+            return ""
+        self._base, self._shown = self._shown, len(self._ids)
+        return after[len(before) :]
+
+
+def _alternatives(strings: Sequence[str] | set[str]) -> re.Pattern | None:
+    ordered = sorted(strings, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+def _free_mark(messages: Sequence[Message]) -> str:
+    """A noncharacter that none of the texts holds."""
+    for mark in map(chr, range(0xFDD2, 0xFDF0)):
+        if not any(mark in m.text for m in messages):
+            return mark
+    return "\ufdd0"
+
+
+def _read(directory: Path) -> _Files:
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise TokenizerError(f"{directory}: no tokenizer.json; give a Hugging Face tokenizer directory")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(f"{path}: not a tokenizer: {error}") from error
+    config = _json(directory / "tokenizer_config.json")
+    specials = {
+        name: value["content"] if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name in ("bos_token", "eos_token", "pad_token", "unk_token") and value
+    }
+    return _Files(
+        tokenizer,
+        _template(directory, config),
+        specials,
+        _stop_ids(directory, tokenizer, specials),
+        _context_length(directory, config),
+    )
+
+
+def _json(path: Path) -> dict:
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise TokenizerError(f"{path}: not JSON: {error}") from error
+
+
+def _template(directory: Path, config: dict) -> str:
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text("utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    if not template:
+        raise TokenizerError(
+            f"{directory}: no chat template; add chat_template.jinja or give an instruct model's tokenizer"
+        )
+    return template
+
+
+def _stop_ids(directory: Path, tokenizer: Tokenizer, specials: dict[str, str]) -> tuple[int, ...]:
+    given = _json(directory / "generation_config.json").get("eos_token_id")
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    eos = tokenizer.token_to_id(specials["eos_token"]) if "eos_token" in specials else None
+    return tuple(dict.fromkeys([*ids, *([] if eos is None else [eos])]))
+
+
+def _context_length(directory: Path, config: dict) -> int | None:
+    """Tokens the model can attend to, None when the directory does not say."""
+    length = _json(directory / "config.json").get("max_position_embeddings")
+    if length is None:
+        length = config.get("model_max_length")
+    return int(length) if length is not None and length < 1e9 else None

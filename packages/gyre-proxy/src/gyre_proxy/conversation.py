@@ -1,0 +1,96 @@
+"""Owns the neutral form of a chat: what every dialect parses into and what the chat template renders.
+
+Invariant: two requests that mean the same to the model have equal conversations, whatever their bytes
+(string or list content, cache marks, volatile ids). Values only, no I/O.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import orjson
+
+Role = Literal["system", "user", "assistant", "tool"]
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool call of an assistant message."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON text as the client gave it or the model's arguments re-serialised; not necessarily an object."""
+
+    def parsed(self) -> object:
+        """The arguments as a JSON value; the text itself when it is not JSON."""
+        try:
+            return orjson.loads(self.arguments) if self.arguments else {}
+        except orjson.JSONDecodeError:
+            return self.arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message.
+
+    `call_id` is set for role "tool" only; `tool_calls` and `reasoning` for "assistant" only.
+    """
+
+    role: Role
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages in order and the tools on offer, in the shape {"type": "function", "function": {...}}."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One parsed request: the conversation and how the client wants its answer."""
+
+    conversation: Conversation
+    model: str
+    stream: bool
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    asked: Mapping[str, object] = field(default_factory=dict)
+    """Sampling fields the client sent. The proxy owns sampling: they are recorded, not obeyed."""
+    include_usage: bool = False
+    tool_kinds: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Tool name -> how the Responses dialect must name it in answers (namespace, custom)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One finished answer, ready for any dialect."""
+
+    id: str
+    """Call id; dialects derive message and item ids from it, so they are unique for each answer."""
+    created: int
+    text: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    finish: Finish
+    prompt_tokens: int
+    completion_tokens: int
+
+
+def merge_leading_system(messages: list[Message]) -> tuple[Message, ...]:
+    """The messages with the run of system messages at the start joined into one by blank lines."""
+    count = 0
+    while count < len(messages) and messages[count].role == "system":
+        count += 1
+    if count < 2:
+        return tuple(messages)
+    head = Message("system", "\n\n".join(m.text for m in messages[:count]))
+    return (head, *messages[count:])

@@ -1,0 +1,165 @@
+"""Owns the HTTP to engines (SGLang's API): one generate, one abort, errors in two kinds.
+
+The ids of the final payload are the truth; text and parsers of the engine are not used. Cumulative chunks
+that arrive together are read once, the last one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+import orjson
+
+from gyre_proxy.errors import ProxyError
+
+_JSON = {"content-type": "application/json"}
+_REFUSALS = range(400, 500)
+_TRANSIENT = (408, 425, 429)
+
+
+class EngineDown(ProxyError):
+    """The engine did not answer, or answered that it cannot now; the call may go on elsewhere."""
+
+    status = 503
+
+
+class EngineRefused(ProxyError):
+    """The engine will never take this call."""
+
+    status = 400
+
+
+@dataclass(slots=True)
+class Output:
+    """What an engine sampled so far for one /generate."""
+
+    ids: list[int]
+    logprobs: list[float | None]
+    """One per id; all None when the engine's lists disagree in length, so that nobody trains on a guess."""
+    spans: list[tuple[int, int, int]]
+    """(version, start, end) over ids; version -1 where the engine's is no number."""
+    finish: str | None
+    """"stop", "length", "abort", None while running."""
+
+
+class EngineClient:
+    """Kept-alive connections to all engines."""
+
+    def __init__(self) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=60)
+        timeout = httpx.Timeout(None, connect=5)
+        self._http = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def generate(
+        self, url: str, body: dict, progress: Callable[[Output], None] | None = None
+    ) -> Output:
+        """Run one /generate to its end; with `progress` it is streamed and every step is reported.
+
+        Raises EngineDown or EngineRefused; what `progress` saw before EngineDown stays valid.
+        """
+        content = orjson.dumps({**body, "stream": progress is not None}, option=orjson.OPT_SERIALIZE_NUMPY)
+        request = self._http.build_request("POST", url + "/generate", content=content, headers=_JSON)
+        try:
+            if progress is None:
+                response = await self._http.send(request)
+                _check(url, response.status_code, response.content)
+                return _final(url, _output(_loads(url, response.content)))
+            return await self._stream(url, request, progress)
+        except httpx.TransportError as error:
+            raise EngineDown(f"{url}: {type(error).__name__} {error}".rstrip()) from error
+
+    async def abort(self, url: str, rid: str) -> None:
+        """Ask the engine to end a request.
+
+        The partial answer comes through its /generate. Raises EngineDown.
+        """
+        try:
+            await self._http.post(
+                url + "/abort_request", content=orjson.dumps({"rid": rid}), headers=_JSON, timeout=5
+            )
+        except httpx.TransportError as error:
+            raise EngineDown(f"{url}: {type(error).__name__} {error}".rstrip()) from error
+
+    async def _stream(self, url: str, request: httpx.Request, progress: Callable[[Output], None]) -> Output:
+        response = await self._http.send(request, stream=True)
+        try:
+            if response.status_code != 200:
+                _check(url, response.status_code, await response.aread())
+            output, rest = None, b""
+            async for data in response.aiter_raw():
+                events = (rest + data).split(b"\n\n")
+                rest = events.pop()
+                last = next(
+                    (e for e in reversed(events) if e.startswith(b"data:") and b"[DONE]" not in e), None
+                )
+                if last is not None:
+                    output = _output(_loads(url, last[5:]))
+                    progress(output)
+            if output is None:
+                raise EngineDown(f"{url}: the stream ended without data")
+            return _final(url, output)
+        finally:
+            await response.aclose()
+
+
+def _final(url: str, output: Output) -> Output:
+    if output.finish is None:
+        raise EngineDown(f"{url}: the answer ended without a finish reason")
+    return output
+
+
+def _loads(url: str, data: bytes) -> dict:
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise EngineDown(f"{url}: the answer is not JSON") from error
+    if isinstance(value, dict) and "error" in value:
+        error = value["error"]
+        code = error.get("code", 500) if isinstance(error, dict) else 500
+        _check(url, code if isinstance(code, int) else 500, data)
+    if not isinstance(value, dict) or not isinstance(value.get("meta_info"), dict):
+        raise EngineDown(f"{url}: the answer has no meta_info; is this an SGLang /generate endpoint?")
+    return value
+
+
+def _check(url: str, status: int, body: bytes) -> None:
+    if status == 200:
+        return
+    kind = EngineRefused if status in _REFUSALS and status not in _TRANSIENT else EngineDown
+    raise kind(f"{url}: answered {status}: {_message(body)}")
+
+
+def _message(body: bytes) -> str:
+    """The text of an engine's error in any of its three shapes."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body[:200].decode("utf-8", "replace")
+    error = value.get("error", value) if isinstance(value, dict) else value
+    return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
+
+
+def _output(payload: dict) -> Output:
+    meta = payload["meta_info"]
+    finish = meta.get("finish_reason")
+    if finish and finish["type"] == "abort" and finish.get("status_code") in _REFUSALS:
+        raise EngineRefused(f"the engine refused the call: {finish.get('message')}")
+    ids = payload.get("output_ids") or []
+    entries = meta.get("output_token_logprobs") or []
+    agree = len(entries) == len(ids) and all(e[1] == i for e, i in zip(entries, ids, strict=True))
+    logprobs = [entry[0] for entry in entries] if agree else [None] * len(ids)
+    return Output(ids, logprobs, _spans(meta, len(ids)), finish["type"] if finish else None)
+
+
+def _spans(meta: dict, count: int) -> list[tuple[int, int, int]]:
+    spans = meta.get("weight_versions")
+    if spans:
+        return [(_version(s["version"]), s["start"], s["end"]) for s in spans if s["end"] > s["start"]]
+    return [(_version(meta.get("weight_version")), 0, count)] if count else []
+
+
+def _version(value: object) -> int:
+    return int(value) if str(value).isdecimal() else -1

@@ -1,0 +1,153 @@
+"""Owns a call on its way: what was sampled so far, what clients may see of it, and who waits for it.
+
+Invariants: sampled ids only grow, whatever engine they come from; `pieces` only grow and, when the call is
+done, join to the answer's reasoning and text; `answer` is set only after the call is durable.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gyre_proxy.codec import Codec, Detokenizer
+from gyre_proxy.conversation import Answer, Request
+from gyre_proxy.engine_client import Output
+from gyre_proxy.errors import ProxyError
+from gyre_proxy.parsers import Segmenter
+from gyre_proxy.router import Engine
+from gyre_proxy.sessions import Match, Node, Session
+
+
+class Signal:
+    """Wakes everyone who waits for a change."""
+
+    def __init__(self) -> None:
+        self._waiters: list[asyncio.Future] = []
+
+    def fire(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Until the next `fire`; False when `timeout` seconds pass first."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        if timeout is None:
+            await waiter
+            return True
+        done, _ = await asyncio.wait((waiter,), timeout=timeout)
+        waiter.cancel()
+        return bool(done)
+
+
+class LiveText:
+    """Turns growing ids into pieces that are safe to show."""
+
+    def __init__(self, codec: Codec, with_tools: bool) -> None:
+        self._detokenizer = Detokenizer(codec)
+        self._segmenter = Segmenter(codec.opens_reasoning, with_tools)
+        self._seen = 0
+
+    def feed(self, ids: Sequence[int]) -> list[tuple[str, str]]:
+        """Pieces that ids beyond those of the last feed make safe; `ids` is the whole output so far."""
+        text = self._detokenizer.feed(ids[self._seen :])
+        self._seen = len(ids)
+        return self._segmenter.feed(text) if text else []
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One call between the harness's request and its durable record."""
+
+    id: str
+    session: Session
+    request: Request
+    match: Match
+    hints: dict
+    parent: Node | None
+    """The recorded call whose path the prompt extends."""
+    input_ids: np.ndarray
+    """int32: tokens after the parent's path."""
+    prompt: np.ndarray
+    """int32: the whole prompt."""
+    limit: int
+    """Tokens the answer may have."""
+    sampling: dict
+    deadline: float
+    """Unix seconds."""
+    attempt_of: str | None
+    live: LiveText | None
+    """Set when somebody reads the answer as it grows."""
+    started: float = field(default_factory=time.time)
+    first: float | None = None
+    """When the first token was seen; None when the answer came in one piece."""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    spans: list[tuple[int, int, int]] = field(default_factory=list)
+    pieces: list[tuple[str, str]] = field(default_factory=list)
+    finish: str | None = None
+    engine: Engine | None = None
+    """Where the call runs now; None while it waits for an engine and after the end."""
+    last_engine: str | None = None
+    rid: str = ""
+    legs: int = 0
+    """Engine requests so far."""
+    readers: int = 0
+    cancelled: str | None = None
+    """Why the call ends without an answer."""
+    dropped: bool = False
+    """The connection to the engine is being cut to move the call on."""
+    waiting_for: str = "an engine"
+    answer: Answer | None = None
+    failure: ProxyError | None = None
+    task: asyncio.Task | None = None
+    changed: Signal = field(default_factory=Signal)
+
+    @property
+    def done(self) -> bool:
+        return self.answer is not None or self.failure is not None
+
+    def take(self, output: Output, base: int) -> None:
+        """Adopt what the current engine sampled after the first `base` ids."""
+        if output.ids and self.first is None and self.live is not None:
+            self.first = time.time()
+        self.ids[base:] = output.ids
+        self.logprobs[base:] = output.logprobs
+        kept = [span for span in self.spans if span[2] <= base]
+        self.spans = _joined([*kept, *((v, s + base, e + base) for v, s, e in output.spans)])
+        if self.live is not None:
+            self.pieces += self.live.feed(self.ids)
+        self.changed.fire()
+
+    def complete(self, answer: Answer) -> None:
+        """The call is durable: let out what was held back."""
+        for kind, whole in (("reasoning", answer.reasoning), ("text", answer.text)):
+            shown = sum(len(text) for piece_kind, text in self.pieces if piece_kind == kind)
+            if len(whole) > shown:
+                self.pieces.append((kind, whole[shown:]))
+        self.answer = answer
+        self.changed.fire()
+
+    def fail(self, failure: ProxyError) -> None:
+        self.failure = failure
+        self.changed.fire()
+
+    def drop(self) -> None:
+        """Cut the connection to the current engine; the call goes on elsewhere from what is known."""
+        self.dropped = True
+        self.task.cancel()
+
+
+def _joined(spans: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Spans with neighbours of the same version merged."""
+    out: list[tuple[int, int, int]] = []
+    for version, start, end in spans:
+        if out and out[-1][0] == version and out[-1][2] == start:
+            out[-1] = (version, out[-1][1], end)
+        else:
+            out.append((version, start, end))
+    return out

@@ -1,0 +1,427 @@
+"""Owns the calls of all executions: opens them, carries them through engines, records them, ends them.
+
+Invariants: an answer is given out only after its record is durable; a call cut by a reroute or a dead engine
+goes on elsewhere from prompt plus sampled ids; every wait ends at the call's deadline and names what it
+waited for. Runs in one event loop; between two awaits nothing else changes the tables.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+
+import numpy as np
+from gyre_trajtree import Call, RunLogWriter, TrajtreeError
+
+from gyre_proxy import parsers
+from gyre_proxy.codec import Codec
+from gyre_proxy.conversation import Answer, Message, Request, ToolCall
+from gyre_proxy.engine_client import EngineClient, EngineDown, EngineRefused
+from gyre_proxy.errors import (
+    BadRequest,
+    ContextOverflow,
+    EngineUnavailable,
+    ExecutionClosed,
+    ProxyError,
+    RecordingFailed,
+    SettingsError,
+)
+from gyre_proxy.evidence import evidence
+from gyre_proxy.flights import Flight, LiveText, Signal
+from gyre_proxy.router import Engine, Router
+from gyre_proxy.sessions import Match, Node, Session
+from gyre_proxy.settings import Settings
+
+ABORT_GRACE_S = 5.0
+_ABORT_PAUSE_S = (0.02, 1.0)
+
+
+class Gateway:
+    """Everything between a parsed request and its answer."""
+
+    def __init__(self, settings: Settings, codec: Codec, log: RunLogWriter) -> None:
+        self.settings, self.codec, self._log = settings, codec, log
+        self.context_length = settings.context_length or codec.context_length
+        if self.context_length is None:
+            raise SettingsError("the tokenizer directory names no context length; give --context-length")
+        self.router = Router(Engine(url.rstrip("/")) for url in settings.engines)
+        self.reroutes = 0
+        self.calls = 0
+        self.engines_changed = Signal()
+        self._client = EngineClient()
+        self._sessions: dict[str, Session] = {}
+        self._flights: dict[tuple, Flight] = {}
+        self._running: set[Flight] = set()
+        self._background: set[asyncio.Task] = set()
+
+    # --- executions
+
+    def open_execution(self, execution: str, deadline: float | None, engine: str | None) -> None:
+        """Make an execution known before its first call. Raises ExecutionClosed when it already ended."""
+        session = self.session(execution)
+        session.deadline = deadline
+        if engine is not None:
+            self.router.move({execution: engine})
+
+    def session(self, execution: str) -> Session:
+        """The execution's session, created at first use. Raises ExecutionClosed."""
+        session = self._sessions.get(execution)
+        if session is None:
+            session = self._sessions[execution] = Session(execution)
+        if session.closed:
+            raise ExecutionClosed(f"execution {execution} is closed")
+        return session
+
+    async def close_execution(self, execution: str) -> int:
+        """End an execution.
+
+        Abort its calls, refuse later ones, free its memory. Returns its recorded calls.
+        """
+        session = self._sessions.setdefault(execution, Session(execution))
+        if not session.closed:
+            session.closed = True
+            flights = [f for f in self._running if f.session is session]
+            for flight in flights:
+                self._cancel(flight, "its execution was closed")
+            await asyncio.gather(*(f.task for f in flights), return_exceptions=True)
+            self.router.forget(execution)
+            self._sessions[execution] = Session(execution, calls=session.calls, closed=True)
+        return self._sessions[execution].calls
+
+    def open_executions(self) -> int:
+        return sum(1 for session in self._sessions.values() if not session.closed)
+
+    # --- calls
+
+    def count_tokens(self, session: Session, request: Request) -> int:
+        """Prompt tokens the request would have."""
+        return len(self._prompt(session.match(request.conversation), request)[2])
+
+    def open_flight(self, session: Session, request: Request, hints: dict, id_prefix: str) -> Flight:
+        """Start the call, or join the same call when it is still under way (a harness's retry).
+
+        Raises ContextOverflow when the prompt leaves no room, BadRequest when it cannot be rendered.
+        """
+        match = session.match(request.conversation)
+        key = (
+            session.execution,
+            match.digest,
+            request.max_tokens,
+            request.stop,
+            tuple(sorted(hints.items())),
+        )
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = self._new_flight(session, request, hints, match)
+            self._running.add(flight)
+            flight.task = asyncio.create_task(self._fly(flight, key, id_prefix))
+            flight.task.add_done_callback(lambda task: _landed(flight, task))
+        return flight
+
+    def leave(self, flight: Flight) -> None:
+        """A client stopped reading. The last one to go before the end cancels the call."""
+        flight.readers -= 1
+        if not flight.readers and not flight.done and flight.finish is None:
+            self._cancel(flight, "its client disconnected")
+
+    def _new_flight(self, session: Session, request: Request, hints: dict, match: Match) -> Flight:
+        parent, input_ids, prompt = self._prompt(match, request)
+        room = self.context_length - len(prompt)
+        if room < 1:
+            raise ContextOverflow(len(prompt), self.context_length - 1)
+        limit = min(room, request.max_tokens or self.settings.max_new_tokens or room)
+        sampling = {**self.settings.sampling(), "max_new_tokens": limit}
+        if request.stop:
+            sampling["stop"] = list(request.stop)
+        deadline = time.time() + self.settings.call_deadline_s
+        return Flight(
+            id=secrets.token_hex(8),
+            session=session,
+            request=request,
+            match=match,
+            hints=hints,
+            parent=parent,
+            input_ids=input_ids,
+            prompt=prompt,
+            limit=limit,
+            sampling=sampling,
+            deadline=min(deadline, session.deadline or deadline),
+            attempt_of=session.failed_attempt(match.digest),
+            live=LiveText(self.codec, bool(request.conversation.tools)) if request.stream else None,
+        )
+
+    def _prompt(self, match: Match, request: Request) -> tuple[Node | None, np.ndarray, np.ndarray]:
+        """(parent, tokens after the parent's path, whole prompt); parent tokens are reused as recorded."""
+        node, tools = match.node, request.conversation.tools
+        if node is not None and self.codec.mode == "suffix":
+            new = np.asarray(self.codec.encode_suffix(match.messages[match.known :], node.ended), np.int32)
+            return node, new, np.concatenate((node.path_tokens(), new))
+        prompt = np.asarray(self.codec.encode_prompt(match.messages, tools), np.int32)
+        if node is not None and node.length <= len(prompt):
+            path = node.path_tokens()
+            if np.array_equal(path, prompt[: len(path)]):
+                return node, prompt[len(path) :], prompt
+        return None, prompt, prompt
+
+    async def _fly(self, flight: Flight, key: tuple, id_prefix: str) -> None:
+        """The whole life of a call; sets its answer or its failure."""
+        failure: ProxyError | None = None
+        try:
+            await self._sample(flight)
+        except EngineRefused as error:
+            flight.finish, failure = "error", BadRequest(str(error))
+        except EngineUnavailable as error:
+            flight.finish, failure = "error" if not flight.ids else "abort", error
+        except _Cancelled:
+            flight.finish = "abort"
+            failure = ExecutionClosed(f"the call ended because {flight.cancelled}")
+        finally:
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+            self._running.discard(flight)
+        answer = self._answer(flight, id_prefix)
+        try:
+            self._record(flight, answer, failed=failure is not None)
+        except TrajtreeError as error:
+            failure = RecordingFailed(f"the call could not be recorded: {error}")
+        if failure is None:
+            flight.complete(answer)
+        else:
+            flight.fail(failure)
+
+    async def _sample(self, flight: Flight) -> None:
+        """Sample to the end, over as many engines as it takes."""
+        try:
+            async with asyncio.timeout(flight.deadline - time.time()):
+                while flight.finish is None:
+                    await self._leg(flight, await self._engine(flight))
+                    self._settle(flight)
+        except TimeoutError:
+            waited = time.time() - flight.started
+            raise EngineUnavailable(
+                f"call {flight.id} met its deadline after {waited:.1f} s, waiting for {flight.waiting_for}"
+            ) from None
+
+    async def _engine(self, flight: Flight) -> Engine:
+        while True:
+            if flight.cancelled:
+                raise _Cancelled
+            now = time.time()
+            engine = self.router.pick(flight.session.execution, now)
+            if engine is not None:
+                return engine
+            due = self.router.due(now)
+            if due is None:
+                flight.waiting_for = "an engine that admits calls"
+            await self.engines_changed.wait(due)
+
+    async def _leg(self, flight: Flight, engine: Engine) -> None:
+        """One request to one engine; leaves what it sampled in the flight."""
+        base, ok = len(flight.ids), True
+        flight.legs += 1
+        flight.engine, flight.last_engine = engine, engine.url
+        flight.rid = f"{flight.id}-{flight.legs}"
+        flight.waiting_for = f"{engine.url} to answer /generate"
+        self.router.begin(engine)
+        try:
+            progress = None if flight.live is None else lambda output: flight.take(output, base)
+            output = await self._client.generate(engine.url, self._body(flight, engine), progress)
+            flight.take(output, base)
+            if output.finish != "abort":
+                flight.finish = output.finish
+        except EngineDown as error:
+            ok, flight.waiting_for = False, f"an engine to come back ({error})"
+        except asyncio.CancelledError:
+            if not flight.dropped or flight.task.uncancel() > 0:
+                raise
+            flight.dropped, ok = False, False
+        finally:
+            flight.engine = None
+            self.router.end(engine, ok, time.time())
+            self.engines_changed.fire()
+
+    def _body(self, flight: Flight, engine: Engine) -> dict:
+        """/generate's body for what is still to be sampled."""
+        prompt = flight.prompt
+        if flight.ids:
+            prompt = np.concatenate((prompt, np.asarray(flight.ids, np.int32)))
+        body = {
+            "rid": flight.rid,
+            "input_ids": prompt,
+            "sampling_params": {
+                **flight.sampling,
+                "max_new_tokens": flight.limit - len(flight.ids),
+                "stop_token_ids": self.codec.stop_ids,
+                "skip_special_tokens": False,
+            },
+            "return_logprob": True,
+            "logprob_start_len": -1,
+        }
+        if engine.version is not None:
+            # Without it an engine's cache hands out keys and values of older weights.
+            body["extra_key"] = str(engine.version)
+        return body
+
+    def _settle(self, flight: Flight) -> None:
+        """After a leg that was cut: is there anything left to sample?"""
+        if flight.finish is not None:
+            return
+        if flight.ids and flight.ids[-1] in self.codec.stop_ids:
+            flight.finish = "stop"
+        elif len(flight.ids) >= flight.limit:
+            flight.finish = "length"
+        elif flight.cancelled:
+            raise _Cancelled
+
+    # --- answers and records
+
+    def _answer(self, flight: Flight, id_prefix: str) -> Answer:
+        tools = bool(flight.request.conversation.tools)
+        text = self.codec.decode(flight.ids)
+        parsed = parsers.parse(text, self.settings.tool_parser, self.codec.opens_reasoning, tools)
+        calls = tuple(
+            ToolCall(f"{id_prefix}{flight.id}{i:02d}", name, arguments)
+            for i, (name, arguments) in enumerate(parsed.calls)
+        )
+        finish = "length" if flight.finish == "length" else "tool_calls" if calls else "stop"
+        return Answer(
+            id=flight.id,
+            created=int(flight.started),
+            text=parsed.text,
+            reasoning=parsed.reasoning,
+            tool_calls=calls,
+            finish=finish,
+            prompt_tokens=len(flight.prompt),
+            completion_tokens=len(flight.ids),
+        )
+
+    def _record(self, flight: Flight, answer: Answer, failed: bool) -> None:
+        """Write the call, then let later requests find it. Raises TrajtreeError when it is not durable."""
+        request, match = flight.request, flight.match
+        sampling = {**flight.sampling, "asked": dict(request.asked)} if request.asked else flight.sampling
+        self._log.append(
+            Call(
+                id=flight.id,
+                execution=flight.session.execution,
+                parent=flight.parent.id if flight.parent else None,
+                input_ids=flight.input_ids,
+                output_ids=flight.ids,
+                logprobs=_logprob_array(flight.logprobs),
+                versions=[list(span) for span in flight.spans],
+                sampling=sampling,
+                finish=flight.finish,
+                engine=flight.last_engine,
+                time={"start": flight.started, "first": flight.first, "end": time.time()},
+                digest=match.digest.hex(),
+                hints=flight.hints,
+                evidence=evidence(
+                    request.conversation,
+                    match.tools,
+                    answer.text,
+                    answer.tool_calls,
+                    flight.hints.get("kind"),
+                ),
+                attempt_of=flight.attempt_of,
+            )
+        )
+        self.calls += 1
+        message = Message("assistant", answer.text, tool_calls=answer.tool_calls)
+        node = self._node(flight, answer) if flight.ids else None
+        flight.session.commit(match, flight.id, node, message, failed)
+
+    def _node(self, flight: Flight, answer: Answer) -> Node:
+        return Node(
+            id=flight.id,
+            parent=flight.parent,
+            ids=np.concatenate((flight.input_ids, np.asarray(flight.ids, np.int32))),
+            length=len(flight.prompt) + len(flight.ids),
+            ended=flight.ids[-1] == self.codec.turn_end,
+            call_ids=tuple(call.id for call in answer.tool_calls),
+            reasoning=answer.reasoning,
+        )
+
+    # --- reroutes and ends
+
+    async def reroute(self, source: str, moves: Mapping[str, str], deadline_s: float) -> int:
+        """Empty an engine (paper 4.3): stop admitting, move routes, abort there, continue elsewhere.
+
+        Returns the calls that went on elsewhere, when none is left on the source. Raises EngineUnavailable
+        when some are left at the deadline.
+        """
+        self.router.stop_admitting(source)
+        self.router.move(moves)
+        engine = self.router.engines[source]
+        flights = [f for f in self._running if f.engine is engine]
+        await self._evict(flights, time.time() + deadline_s)
+        left = [f.id for f in self._running if f.engine is engine]
+        if left:
+            raise EngineUnavailable(f"calls left on {source} after {deadline_s} s: {', '.join(left)}")
+        self.reroutes += 1
+        return sum(1 for f in flights if f.finish is None or f.last_engine != source)
+
+    def _cancel(self, flight: Flight, reason: str) -> None:
+        """End a call without an answer; what it sampled so far is recorded as aborted."""
+        flight.cancelled = reason
+        for key in [k for k, f in self._flights.items() if f is flight]:
+            del self._flights[key]
+        self.engines_changed.fire()
+        if flight.engine is not None:
+            task = asyncio.create_task(self._evict([flight], time.time() + ABORT_GRACE_S))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+
+    async def _evict(self, flights: list[Flight], deadline: float) -> None:
+        """Abort calls where they run until each has left; connections of engines that do not react are cut.
+
+        Aborts are repeated because an engine forgets one that overtakes its request.
+        """
+        legs = {flight: flight.rid for flight in flights if flight.engine is not None}
+        pause, longest = _ABORT_PAUSE_S
+        cut_at = deadline - min(1.0, 0.2 * (deadline - time.time()))
+        while True:
+            staying = [f for f, rid in legs.items() if f.engine is not None and f.rid == rid]
+            if not staying:
+                return
+            if time.time() >= cut_at:
+                break
+            await self._abort(staying, cut_at - time.time())
+            await self.engines_changed.wait(min(pause, max(0.0, cut_at - time.time())))
+            pause = min(2 * pause, longest)
+        for flight in staying:
+            flight.drop()
+        while (
+            any(f.engine is not None and f.rid == rid for f, rid in legs.items()) and time.time() < deadline
+        ):
+            await self.engines_changed.wait(deadline - time.time())
+
+    async def _abort(self, flights: list[Flight], timeout: float) -> None:
+        """Ask the engines once; an engine that cannot be asked shows by the call that does not leave it."""
+        tasks = [asyncio.ensure_future(self._client.abort(f.engine.url, f.rid)) for f in flights]
+        _, late = await asyncio.wait(tasks, timeout=max(0.01, timeout))
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Abort and record every call, then release engines and log."""
+        flights = list(self._running)
+        for flight in flights:
+            self._cancel(flight, "the proxy stops")
+        await asyncio.gather(*(f.task for f in flights), *self._background, return_exceptions=True)
+        await self._client.close()
+        self._log.close()
+
+
+class _Cancelled(Exception):
+    """The call was cancelled; `flight.cancelled` says why."""
+
+
+def _landed(flight: Flight, task: asyncio.Task) -> None:
+    """Nobody may wait for a call whose task broke."""
+    if not flight.done:
+        cause = "it was cancelled" if task.cancelled() else repr(task.exception())
+        flight.fail(ProxyError(f"call {flight.id} ended by an internal error: {cause}"))
+
+
+def _logprob_array(values: list[float | None]) -> np.ndarray:
+    return np.array([np.nan if v is None else v for v in values], np.float32)

@@ -1,0 +1,228 @@
+"""Owns the HTTP face for harnesses: paths, keys, bodies, answers, event streams; a raw ASGI application.
+
+Invariants: the final byte of an answer leaves after the call is durable; a failure after the first byte
+resets the connection, because some harnesses take a cleanly ended stream for a whole answer.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from types import ModuleType
+
+import orjson
+
+from gyre_proxy import admin
+from gyre_proxy.capability import execution_of
+from gyre_proxy.conversation import Request
+from gyre_proxy.dialects import BY_PATH, chat, messages, responses
+from gyre_proxy.errors import (
+    BadRequest,
+    BodyTooLarge,
+    ContextOverflow,
+    EngineUnavailable,
+    NotFound,
+    ProxyError,
+    RecordingFailed,
+)
+from gyre_proxy.evidence import hints
+from gyre_proxy.flights import Flight
+from gyre_proxy.gateway import Gateway
+
+BODY_LIMIT = 64 * 2**20
+
+Send = Callable[[dict], Awaitable[None]]
+Receive = Callable[[], Awaitable[dict]]
+
+_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class Application:
+    """ASGI application of one proxy. `secret` signs and checks the executions' keys."""
+
+    def __init__(self, gateway: Gateway, secret: bytes, base_url: str) -> None:
+        self.gateway, self.secret, self.base_url = gateway, secret, base_url
+
+    async def __call__(self, scope: dict, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        dialect: ModuleType = chat
+        try:
+            execution, path = _route(scope["path"])
+            dialect = BY_PATH.get(path, messages if path == "messages/count_tokens" else chat)
+            if path.startswith("admin/") and execution is None:
+                status, answer = await admin.handle(self, scope, await _body(receive))
+                return await _send_json(send, status, answer)
+            await self._serve(scope, receive, send, execution, path)
+        except ProxyError as error:
+            await _send_error(send, dialect, error)
+
+    async def _serve(
+        self, scope: dict, receive: Receive, send: Send, execution: str | None, path: str
+    ) -> None:
+        method = scope["method"]
+        if method == "HEAD" or path in ("", "health"):
+            return await _send_json(send, 200, {"status": "ok"})
+        headers = dict(scope["headers"])
+        if path == "models" or path.startswith("models/"):
+            return await _send_json(send, 200, self._models(path))
+        counting = path == "messages/count_tokens"
+        dialect = messages if counting else BY_PATH.get(path)
+        if dialect is None or method != "POST":
+            raise NotFound(
+                f"{method} {scope['path']} is not served here; see the proxy's README for its paths"
+            )
+        settings = self.gateway.settings
+        name = execution_of(self.secret, bearer(headers), execution, settings.strict, time.time())
+        session = self.gateway.session(name)
+        request = dialect.parse(_object(headers, await _body(receive)))
+        if counting:
+            return await _send_json(send, 200, messages.count(self.gateway.count_tokens(session, request)))
+        try:
+            flight = self.gateway.open_flight(session, request, hints(headers), dialect.TOOL_ID_PREFIX)
+        except ContextOverflow as error:
+            if dialect is responses and request.stream:
+                return await _send(send, 200, _STREAM_HEADERS, responses.failed_event(error))
+            raise
+        await self._follow(flight, request, dialect, receive, send)
+
+    async def _follow(
+        self, flight: Flight, request: Request, dialect: ModuleType, receive: Receive, send: Send
+    ) -> None:
+        """Give one client the call's answer; the call ends when its last client is gone."""
+        gone = asyncio.ensure_future(receive())
+        gone.add_done_callback(lambda _: flight.changed.fire())
+        flight.readers += 1
+        try:
+            if request.stream:
+                await self._stream(flight, request, dialect, gone, send)
+            else:
+                await self._whole(flight, request, dialect, gone, send)
+        finally:
+            gone.cancel()
+            self.gateway.leave(flight)
+
+    async def _whole(
+        self, flight: Flight, request: Request, dialect: ModuleType, gone: asyncio.Future, send: Send
+    ) -> None:
+        while not flight.done and not gone.done():
+            await flight.changed.wait()
+        if flight.answer is not None:
+            await _send_json(send, 200, dialect.answer(request, flight.answer))
+        elif flight.failure is not None:
+            raise flight.failure
+
+    async def _stream(
+        self, flight: Flight, request: Request, dialect: ModuleType, gone: asyncio.Future, send: Send
+    ) -> None:
+        writer = dialect.Stream(request, flight.id, int(flight.started), len(flight.prompt))
+        begun, sent = False, 0
+        while not gone.done():
+            out = b"".join(writer.delta(*piece) for piece in flight.pieces[sent:])
+            sent = len(flight.pieces)
+            if flight.failure is not None:
+                if not begun:
+                    raise flight.failure
+                return  # an unfinished response makes the server reset the connection
+            if flight.answer is not None:
+                out += writer.finish(flight.answer)
+            if out and not begun:
+                out = writer.start() + out
+            if flight.answer is not None:
+                return await _stream_out(send, begun, out, last=True)
+            if out:
+                await _stream_out(send, begun, out)
+                begun = True
+            elif not await flight.changed.wait(self.gateway.settings.keepalive_s):
+                await _stream_out(send, begun, writer.keepalive() if begun else writer.start())
+                begun = True
+
+    def _models(self, path: str) -> dict:
+        model = {
+            "id": path.removeprefix("models/") if "/" in path else self.gateway.settings.model,
+            "object": "model",
+            "type": "model",
+            "display_name": self.gateway.settings.model,
+            "created": 0,
+            "created_at": "1970-01-01T00:00:00Z",
+            "owned_by": "gyre",
+            "max_model_len": self.gateway.context_length,
+        }
+        if "/" in path:
+            return model
+        return {
+            "object": "list",
+            "data": [model],
+            "has_more": False,
+            "first_id": model["id"],
+            "last_id": model["id"],
+        }
+
+
+def _route(path: str) -> tuple[str | None, str]:
+    """(execution or None, the path under it without any /v1): clients append /v1 themselves or not."""
+    parts = [part for part in path.split("/") if part]
+    execution = None
+    if parts[:1] == ["x"] and len(parts) > 1:
+        execution, parts = parts[1], parts[2:]
+    while parts[:1] == ["v1"]:
+        parts = parts[1:]
+    return execution, "/".join(parts)
+
+
+def bearer(headers: dict[bytes, bytes]) -> str | None:
+    """The key of a request: x-api-key or Authorization: Bearer."""
+    key = headers.get(b"x-api-key")
+    if key is None:
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            return None
+    return key.decode("latin-1").strip() or None
+
+
+async def _body(receive: Receive) -> bytes:
+    chunks, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise BadRequest("the connection closed before the body was whole")
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > BODY_LIMIT:
+            raise BodyTooLarge(f"the body exceeds {BODY_LIMIT} bytes")
+        more = message.get("more_body", False)
+    return b"".join(chunks)
+
+
+def _object(headers: dict[bytes, bytes], body: bytes) -> dict:
+    encoding = headers.get(b"content-encoding", b"identity")
+    if encoding != b"identity":
+        raise BadRequest(f"content-encoding {encoding.decode('latin-1')!r} is not supported; send plain JSON")
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadRequest("the body must be a JSON object")
+    return value
+
+
+async def _send(send: Send, status: int, headers: list, body: bytes) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _send_json(send: Send, status: int, value: dict, *headers: tuple[bytes, bytes]) -> None:
+    await _send(send, status, [(b"content-type", b"application/json"), *headers], orjson.dumps(value))
+
+
+async def _send_error(send: Send, dialect: ModuleType, error: ProxyError) -> None:
+    later = isinstance(error, EngineUnavailable | RecordingFailed)
+    headers = [(b"retry-after", b"1")] if later else []
+    await _send_json(send, error.status, dialect.error(error), *headers)
+
+
+async def _stream_out(send: Send, begun: bool, data: bytes, last: bool = False) -> None:
+    if not begun:
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    await send({"type": "http.response.body", "body": data, "more_body": not last})

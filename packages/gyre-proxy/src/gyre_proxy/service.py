@@ -1,0 +1,99 @@
+"""Owns the life of the server process: socket, event loop, signals, the ready line, the parent's death."""
+
+import asyncio
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+import orjson
+import uvicorn
+import uvloop
+from gyre_trajtree import RunLogWriter, TrajtreeError
+
+from gyre_proxy.codec import Codec
+from gyre_proxy.errors import SettingsError
+from gyre_proxy.gateway import Gateway
+from gyre_proxy.server import Application
+from gyre_proxy.settings import Settings
+
+KEEP_ALIVE_S = 600
+"""Harnesses reuse connections after long tool runs; closing early would race with their next request."""
+
+
+def serve(
+    settings: Settings, exit_with_parent: bool = False, ready: Callable[[dict], None] | None = None
+) -> None:
+    """Run a proxy until SIGINT or SIGTERM (or end of standard input with `exit_with_parent`).
+
+    `ready` is called once with {"url", "mode", "mode_reason", "context_length"}; by default this is printed
+    as one JSON line. Raises SettingsError, TokenizerError.
+    """
+    codec = Codec(settings.tokenizer, settings.template_arguments)
+    try:
+        log = RunLogWriter(settings.record, meta={"writer": "gyre-proxy", "model": settings.model})
+    except TrajtreeError as error:
+        raise SettingsError(str(error)) from error
+    uvloop.run(_serve(settings, codec, log, exit_with_parent, ready or _print_ready))
+
+
+async def _serve(
+    settings: Settings, codec: Codec, log: RunLogWriter, exit_with_parent: bool, ready: Callable[[dict], None]
+) -> None:
+    listener = _listen(settings.host, settings.port)
+    url = f"http://{settings.host}:{listener.getsockname()[1]}"
+    gateway = Gateway(settings, codec, log)
+    secret = settings.admin_token.encode() if settings.admin_token else secrets.token_bytes(32)
+    config = uvicorn.Config(
+        Application(gateway, secret, url),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=5,
+    )
+    server = uvicorn.Server(config)
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not running.done():
+        await asyncio.sleep(0.005)
+    if exit_with_parent:
+        _watch_parent(server)
+    facts = {"url": url, "mode": codec.mode, "mode_reason": codec.mode_reason}
+    ready({**facts, "context_length": gateway.context_length})
+    try:
+        await running
+    finally:
+        await gateway.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        raise SettingsError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another port"
+        ) from error
+    return listener
+
+
+def _watch_parent(server: uvicorn.Server) -> None:
+    """Stop the server when standard input ends: whoever started this process holds the other end."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        server.should_exit = True
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+
+
+def _print_ready(facts: dict) -> None:
+    sys.stdout.write(orjson.dumps(facts).decode() + "\n")
+    sys.stdout.flush()

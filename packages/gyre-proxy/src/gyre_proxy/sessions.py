@@ -1,0 +1,160 @@
+"""Owns what is known of one execution: its recorded calls as nodes, and which node a new request extends.
+
+Invariants: a request attaches to the deepest node whose whole conversation (tools, messages, answer) is a
+prefix of the request's, compared by meaning (paper 5.1): tool calls by their recorded payload, tool results
+of one turn in any order, assistant text without white space at its ends, thinking ignored. Only `commit`
+changes a session, and only after the call is durable. The cost of a match is one pass over the request; the
+memory of a node is its own tokens.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import orjson
+
+from gyre_proxy.conversation import Conversation, Message, ToolCall
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One recorded call."""
+
+    id: str
+    parent: "Node | None"
+    ids: np.ndarray
+    """int32 [n]: input tokens after the parent's path, then the output tokens."""
+    length: int
+    """Tokens of the whole path."""
+    ended: bool
+    """Whether the output holds its own turn end."""
+    call_ids: tuple[str, ...]
+    reasoning: str
+
+    def path_tokens(self) -> np.ndarray:
+        """int32 [length]: every token from the root to the end of this node's output."""
+        parts: list[np.ndarray] = []
+        node: Node | None = self
+        while node is not None:
+            parts.append(node.ids)
+            node = node.parent
+        return np.concatenate(parts[::-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where a request attaches."""
+
+    node: Node | None
+    messages: tuple[Message, ...]
+    """All messages of the request, payloads restored."""
+    known: int
+    """Messages up to and including the node's answer; 0 without a node."""
+    digest: bytes
+    """Identity of the whole prompt: equal digests ask the model the same."""
+    tools: str | None
+    """Digest of the tool list, None when there are no tools."""
+    running: "hashlib._Hash"
+    """The hash of the prompt, to be continued with the answer."""
+
+
+@dataclass(slots=True)
+class Session:
+    """The recorded calls of one execution."""
+
+    execution: str
+    deadline: float | None = None
+    """Unix seconds after which no call may run."""
+    calls: int = 0
+    closed: bool = False
+    _nodes: dict[bytes, list[Node]] = field(default_factory=dict)
+    _payloads: dict[str, ToolCall] = field(default_factory=dict)
+    _failed: dict[bytes, str] = field(default_factory=dict)
+
+    def match(self, conversation: Conversation) -> Match:
+        """The deepest recorded node that the conversation extends."""
+        messages = tuple(self._restore(m) for m in conversation.messages)
+        tools = tools_digest(conversation.tools) if conversation.tools else None
+        running = hashlib.blake2b((tools or "").encode(), digest_size=16)
+        nodes: list[Node] = []
+        end = 0
+        for first, last in _units(messages):
+            _update(running, messages[first:last])
+            if messages[first].role == "assistant" and (known := self._nodes.get(running.digest())):
+                nodes, end = known, last
+        node = _closest(nodes, messages[end - 1]) if nodes else None
+        return Match(node, messages, end, running.digest(), tools, running)
+
+    def commit(self, match: Match, call_id: str, node: Node | None, answer: Message, failed: bool) -> None:
+        """Remember a durable call; its node, when it has output, can be extended by later requests."""
+        self.calls += 1
+        if failed:
+            self._failed[match.digest] = call_id
+        else:
+            self._failed.pop(match.digest, None)
+        if node is not None:
+            self._payloads.update((call.id, call) for call in answer.tool_calls)
+            running = match.running.copy()
+            _update(running, (answer,))
+            self._nodes.setdefault(running.digest(), []).append(node)
+
+    def failed_attempt(self, digest: bytes) -> str | None:
+        """Call id of the last failed attempt at the same prompt, None when there is none."""
+        return self._failed.get(digest)
+
+    def _restore(self, message: Message) -> Message:
+        """The message with recorded tool-call payloads under the incoming ids."""
+        if not message.tool_calls or not any(call.id in self._payloads for call in message.tool_calls):
+            return message
+        calls = tuple(self._payloads.get(call.id, call) for call in message.tool_calls)
+        return Message(message.role, message.text, message.reasoning, calls)
+
+
+def tools_digest(tools: Sequence[dict]) -> str:
+    """Short digest of a tool list; the order of keys does not matter, the order of tools does."""
+    return hashlib.blake2b(orjson.dumps(tools, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
+
+
+def text_digest(text: str) -> str:
+    """Short digest of a text."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _units(messages: Sequence[Message]) -> list[tuple[int, int]]:
+    """[start, end) of each unit of comparison: a message, or a run of tool results."""
+    out: list[tuple[int, int]] = []
+    for i, message in enumerate(messages):
+        if out and message.role == "tool" and messages[i - 1].role == "tool":
+            out[-1] = (out[-1][0], i + 1)
+        else:
+            out.append((i, i + 1))
+    return out
+
+
+def _update(running: "hashlib._Hash", messages: Sequence[Message]) -> None:
+    if len(messages) > 1:
+        messages = sorted(messages, key=lambda m: m.call_id)
+    for message in messages:
+        parts = [message.role, message.text.strip() if message.role == "assistant" else message.text]
+        parts += [message.call_id] if message.role == "tool" else []
+        for call in message.tool_calls:
+            parts += [call.name, _canonical_arguments(call)]
+        for part in parts:
+            data = part.encode("utf-8", "surrogatepass")
+            running.update(len(data).to_bytes(8, "little") + data)
+        running.update(b"\xff" * 8)
+
+
+def _canonical_arguments(call: ToolCall) -> str:
+    value = call.parsed()
+    return value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _closest(nodes: list[Node], message: Message) -> Node:
+    """Among answers of equal meaning the one with these call ids, else this thinking, else the last."""
+    ids = tuple(call.id for call in message.tool_calls)
+    reasoning = message.reasoning.strip()
+    same_ids = [node for node in nodes if node.call_ids == ids]
+    same_thinking = [node for node in same_ids if node.reasoning == reasoning]
+    return (same_thinking or same_ids or nodes)[-1]
