@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 import orjson
 import uvicorn
+import uvloop
 
 from gyre_trainer.engine import Engine, GenerateRequest, field_of
 from gyre_trainer.errors import EngineError, TrainerError
@@ -369,16 +370,13 @@ def serve(
     are accepted. `engine_options` are those of `Engine`. Raises EngineError for a model that cannot be
     served or a port that cannot be had.
     """
-    listener = _listen(host, port)
-    url = f"http://{host}:{listener.getsockname()[1]}"
-    asyncio_loop = uvicorn.Config(app=None, loop="uvloop").get_loop_factory()
-    with asyncio.Runner(loop_factory=asyncio_loop) as runner:
-        runner.run(_serve(model, listener, lambda: ready(url), engine_options))
+    bound = _bind(host, port)
+    url = f"http://{host}:{bound.getsockname()[1]}"
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(model, bound, lambda: ready(url), engine_options))
 
 
-async def _serve(
-    model: str, listener: socket.socket, ready: Callable[[], None], engine_options: dict
-) -> None:
+async def _serve(model: str, bound: socket.socket, ready: Callable[[], None], engine_options: dict) -> None:
     app = EngineApp(asyncio.get_running_loop())
     engine = Engine(model, app.deliver, app.failed, **engine_options)
     config = uvicorn.Config(
@@ -393,18 +391,24 @@ async def _serve(
     server = _Server(config, ready)
     app.bind(engine, server)
     engine.start()
-    await server.serve([listener])
+    await server.serve([bound])
     if app.error:
         raise EngineError(f"the engine stopped: {app.error!r}") from app.error
     engine.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet: until the model is loaded, clients are refused and never
+    kept waiting.
+    """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=512)
+        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
     except OSError as error:
         raise EngineError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return bound
 
 
 def _exit_at_end_of_stdin() -> None:
@@ -450,6 +454,8 @@ def main(arguments: list[str] | None = None) -> int:
     except TrainerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

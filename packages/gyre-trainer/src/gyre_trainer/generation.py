@@ -14,7 +14,7 @@ Invariants
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -358,7 +358,8 @@ class Generation:
         log-prob is the new weights' alone; with `keep_kv` they go on over the KV of the old ones. No older
         KV is ever shared.
         """
-        if model.config != self.config:
+        # a published directory may not name the stop tokens: those of the start stay in force
+        if replace(model.config, eos=self.config.eos) != self.config:
             raise RequestError("the new weights have another configuration: restart the engine")
         if not keep_kv:
             self.retract()

@@ -11,10 +11,11 @@ Layouts that make the forward pass short, both invisible outside:
 """
 
 import json
+import math
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
@@ -117,17 +118,15 @@ class KVCache:
     ):
         self.slots, self.context = slots, context
         shape = (config.layers, slots * context, config.kv_width)
+        size = math.prod(shape) * dtype.itemsize
         try:
             if device.type == "cpu":
-                # calloc: zero pages that cost nothing until written; torch.zeros would write them all
-                raw = np.zeros(int(np.prod(shape)) * dtype.itemsize, dtype=np.uint8)
-                self.pool = torch.from_numpy(raw).view(dtype).view(shape)
+                self.pool = torch.frombuffer(_lazy_zeros(size), dtype=dtype).view(shape)
             else:
                 self.pool = torch.zeros(shape, device=device, dtype=dtype)
-        except (MemoryError, torch.OutOfMemoryError):
-            size = np.prod(shape, dtype=float) * dtype.itemsize / 1e9
+        except (OSError, torch.OutOfMemoryError):
             raise EngineError(
-                f"no memory for a KV cache of {size:.1f} GB: lower --max-running or --context-length"
+                f"no memory for a KV cache of {size / 1e9:.1f} GB: lower --max-running or --context-length"
             ) from None
 
     def layer(self, index: int) -> torch.Tensor:
@@ -138,6 +137,15 @@ class KVCache:
         """Copy the first `length` rows of slot `source` to slot `target` in every layer."""
         begin, end = source * self.context, target * self.context
         self.pool[:, end : end + length] = self.pool[:, begin : begin + length]
+
+
+def _lazy_zeros(size: int) -> mmap.mmap:
+    """Zero pages that take no memory until written. Small pages: a huge one would span several slots'
+    beginnings, so that short sequences would commit nearly the whole pool.
+    """
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return pages
 
 
 @dataclass(frozen=True)
