@@ -9,7 +9,7 @@ evidence.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gyre_trajtree.records import Call
 from gyre_trajtree.tree import Node, Tree
@@ -28,20 +28,38 @@ _WRAPPERS = re.compile(
 
 @dataclass(slots=True, frozen=True)
 class Opening:
-    """User texts of the first call of a root, ready for comparison."""
+    """First and last user text that a call was asked with, ready for comparison."""
 
-    root: Node
+    node: Node
     first_user: str
     last_user: str
 
 
 @dataclass(slots=True, frozen=True)
 class Spawn:
-    """Texts that a call gave to tools and, once matched, whether they are long enough to be sure."""
+    """Texts that a call gave to tools, and whether they are long enough to be sure of a match."""
 
     caller: Node
     texts: tuple[str, ...]
     sure: bool = True
+
+
+@dataclass(slots=True, frozen=True)
+class Spawns:
+    """All tool arguments of a tree, so that matching costs the message's length, not the number of calls."""
+
+    long: dict[str, list[tuple[Node, str]]] = field(default_factory=dict)
+    """Long texts by their first characters, with who wrote them."""
+    short: list[Spawn] = field(default_factory=list)
+    """Calls whose arguments are all short, in the order of the log."""
+
+
+@dataclass(slots=True, frozen=True)
+class Answer:
+    """The beginning of a leaf's visible text, if it is long enough and the leaf's own."""
+
+    leaf: Node
+    text: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,54 +82,71 @@ def plain(text: str) -> str:
     return " ".join((_WRAPPERS.sub(" ", text) if "<" in text else text).split())
 
 
-def opening(root: Node) -> Opening:
-    return Opening(root, plain(text_of(root.call, "first_user")), plain(text_of(root.call, "last_user")))
+def opening(node: Node) -> Opening:
+    return Opening(node, plain(text_of(node.call, "first_user")), plain(text_of(node.call, "last_user")))
 
 
-def spawns_of(tree: Tree) -> list[Spawn]:
-    """Every call's tool arguments, in the order of the log."""
-    found = []
+def spawns_of(tree: Tree) -> Spawns:
+    """Every call's tool arguments, indexed for `spawned_by`."""
+    spawns = Spawns()
     for node in tree.nodes:
         recorded = node.call.evidence.get("spawns")
-        if isinstance(recorded, list) and recorded:
-            found.append(Spawn(node, tuple(plain(text) for text in recorded if isinstance(text, str))))
-    return found
+        texts = (
+            [plain(text) for text in recorded if isinstance(text, str)] if isinstance(recorded, list) else []
+        )
+        for text in texts:
+            if len(text) >= LONG_TEXT:
+                spawns.long.setdefault(text[:LONG_TEXT], []).append((node, text))
+        if texts and all(len(text) < LONG_TEXT for text in texts):
+            spawns.short.append(Spawn(node, tuple(texts), sure=False))
+    return spawns
 
 
-def spawned_by(opened: Opening, spawns: Sequence[Spawn]) -> Spawn | None:
-    """The earlier call whose tool arguments the context's first user message carries, with those arguments.
+def spawned_by(opened: Opening, spawns: Spawns) -> Spawn | None:
+    """The latest earlier call whose tool arguments the context's first user message carries, with those.
 
     One long argument suffices; short ones (a path, a colour) must all be there as words, and are not sure.
     """
-    unsure: Spawn | None = None
-    for spawn in spawns:
-        if spawn.caller.index >= opened.root.index:
-            break
-        long = tuple(t for t in spawn.texts if len(t) >= LONG_TEXT and carries(opened.first_user, t))
-        if long:
-            return Spawn(spawn.caller, long)
-        if spawn.texts and all(_has_words(opened.first_user, text) for text in spawn.texts):
-            unsure = Spawn(spawn.caller, spawn.texts, sure=False)
-    return unsure
+    message, before = opened.first_user, opened.node.index
+    starts = {message[i : i + LONG_TEXT] for i in range(len(message) - LONG_TEXT + 1)}
+    found = [
+        (caller, text)
+        for start in starts & spawns.long.keys()
+        for caller, text in spawns.long[start]
+        if caller.index < before and carries(message, text)
+    ]
+    if found:
+        latest = max((caller for caller, _ in found), key=lambda caller: caller.index)
+        return Spawn(latest, tuple(sorted(text for caller, text in found if caller is latest)))
+    for spawn in reversed(spawns.short):
+        if spawn.caller.index < before and all(_has_words(message, text) for text in spawn.texts):
+            return spawn
+    return None
 
 
-def continued_leaf(opened: Opening, leaves: Sequence[Node], spawn: Spawn | None) -> Continuation | None:
-    """The latest earlier leaf whose text opens this context.
+def answers_of(tree: Tree) -> list[Answer]:
+    """Texts of leaves that a later context could open with, in the order of the log.
 
-    Not a continuation: a text that the leaf copied from its own prompt, or one that a spawn brought here.
+    A text that the leaf copied from its own prompt is left out: finding it again links nothing.
     """
-    for leaf in reversed(leaves):
-        if leaf.index >= opened.root.index:
-            continue
+    found = []
+    for leaf in tree.leaves():
         text = plain(text_of(leaf.call, "text"))[:PROBE]
-        if len(text) < SHORT_TEXT or not (text in opened.first_user or text in opened.last_user):
+        asked = opening(leaf)
+        if len(text) >= SHORT_TEXT and text not in asked.first_user and text not in asked.last_user:
+            found.append(Answer(leaf, text))
+    return found
+
+
+def continued_leaf(opened: Opening, answers: Sequence[Answer], spawn: Spawn | None) -> Continuation | None:
+    """The latest earlier leaf whose text opens this context, unless a spawn brought the text here."""
+    for answer in reversed(answers):
+        if answer.leaf.index >= opened.node.index:
             continue
-        copied = text in plain(text_of(leaf.call, "first_user")) or text in plain(
-            text_of(leaf.call, "last_user")
-        )
-        if copied or (spawn and any(text in passed for passed in spawn.texts)):
-            continue
-        return Continuation(leaf, opened.root, sure=len(text) >= LONG_TEXT)
+        text = answer.text
+        brought = spawn is not None and any(text in passed for passed in spawn.texts)
+        if not brought and (text in opened.first_user or text in opened.last_user):
+            return Continuation(answer.leaf, opened.node, sure=len(text) >= LONG_TEXT)
     return None
 
 

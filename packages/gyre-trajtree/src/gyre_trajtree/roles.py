@@ -14,9 +14,12 @@ import re
 from dataclasses import dataclass, field
 
 from gyre_trajtree.evidence import (
+    Answer,
     Continuation,
     Opening,
     Spawn,
+    Spawns,
+    answers_of,
     carries,
     continued_leaf,
     opening,
@@ -45,13 +48,14 @@ OTHER_SYSTEM = 1.0
 TASK_PROMPT = 1.5
 NO_TOOLS = 2.0  # while the main context has tools
 LONE_CALL = 1.0  # no tools and nothing follows: a title, a probe
-HINT = 1.5
+HINT = 2.0
 PRIOR = 0.5  # without any evidence a context is the main agent's
 
 # Votes for what a leaf does in its context: drive the task or summarise it.
-DRIVES = 1.0
-REAPPEARS, REAPPEARS_UNSURE = 4.0, 2.0
-ASKED_TO_SUMMARISE = 1.25
+DRIVES = 2.0
+REAPPEARS, REAPPEARS_UNSURE = 5.0, 3.0
+ASKED_TO_SUMMARISE = 2.5
+HINTED_SUMMARY = 2.25
 
 _FAMILIES = (MAIN, SUB_AGENT, AUXILIARY)
 _SUMMARY_OF = {MAIN: MAIN_SUMMARY, SUB_AGENT: SUB_AGENT_SUMMARY}
@@ -66,7 +70,7 @@ _HINTED_FAMILY = {
     "quota": AUXILIARY,
     "auxiliary": AUXILIARY,
 }
-_HINTED_SUMMARY = {"summary", "compact", "compaction"}
+_SUMMARY_KINDS = {"summary", "compact", "compaction"}
 
 
 @dataclass(slots=True, frozen=True)
@@ -114,7 +118,7 @@ class _Context:
 
     @property
     def root(self) -> Node:
-        return self.opening.root
+        return self.opening.node
 
     @property
     def family(self) -> str:
@@ -127,9 +131,8 @@ def infer_roles(tree: Tree, task_prompt: str | None = None) -> dict[str, RoleDec
     `task_prompt` is the text the harness was started with, when known; it helps to find the main context.
     """
     task = plain(task_prompt or "")
-    leaves = tree.leaves()
-    spawns = spawns_of(tree)
-    contexts = [_context(tree, root, leaves, spawns) for root in tree.roots]
+    spawns, answers = spawns_of(tree), answers_of(tree)
+    contexts = [_context(tree, root, answers, spawns) for root in tree.roots]
     anchor = max(contexts, key=lambda context: _likeness_to_main(context, task))
     for position, context in enumerate(contexts):
         _vote(context, contexts[:position], anchor, task)
@@ -138,10 +141,13 @@ def infer_roles(tree: Tree, task_prompt: str | None = None) -> dict[str, RoleDec
     for context in contexts:
         if context.continuation:
             continued_by.setdefault(context.continuation.leaf.index, context)
-    return {leaf.id: _decide(leaf, by_root[leaf.root.index], continued_by.get(leaf.index)) for leaf in leaves}
+    return {
+        leaf.id: _decide(leaf, by_root[leaf.root.index], continued_by.get(leaf.index))
+        for leaf in tree.leaves()
+    }
 
 
-def _context(tree: Tree, root: Node, leaves: list[Node], spawns: list[Spawn]) -> _Context:
+def _context(tree: Tree, root: Node, answers: list[Answer], spawns: Spawns) -> _Context:
     opened = opening(root)
     spawn = spawned_by(opened, spawns)
     return _Context(
@@ -149,7 +155,7 @@ def _context(tree: Tree, root: Node, leaves: list[Node], spawns: list[Spawn]) ->
         calls=sum(1 for _ in tree.below(root)),
         setting=(text_of(root.call, "system"), text_of(root.call, "tools")),
         spawn=spawn,
-        continuation=continued_leaf(opened, leaves, spawn),
+        continuation=continued_leaf(opened, answers, spawn),
     )
 
 
@@ -181,7 +187,7 @@ def _vote(context: _Context, earlier: list[_Context], anchor: _Context, task: st
     if context is not anchor and context.root.call.evidence and anchor.root.call.evidence:
         _vote_setting(context, earlier, anchor)
     if hinted := _hinted_family(context.root):
-        votes.add(hinted, HINT, f"the harness calls it {text_of(context.root.call, 'kind')!r}")
+        votes.add(hinted, HINT, f"the harness calls it {_claim(context.root)!r}")
 
 
 def _vote_continuation(votes: _Votes, continuation: Continuation, earlier: list[_Context]) -> None:
@@ -232,9 +238,8 @@ def _job_votes(leaf: Node, continued_by: _Context | None) -> _Votes:
     if continued_by:
         weight = REAPPEARS if continued_by.continuation.sure else REAPPEARS_UNSURE
         votes.add("summarises", weight, f"its text opens the context of call {continued_by.root.id}")
-    kind = text_of(leaf.call, "kind")
-    if kind.lower() in _HINTED_SUMMARY:
-        votes.add("summarises", HINT, f"the harness calls it {kind!r}")
+    if (claim := _claim(leaf)) in _SUMMARY_KINDS:
+        votes.add("summarises", HINTED_SUMMARY, f"the harness calls it {claim!r}")
     # Only a message new in this call can ask: a continued context keeps its summary as first message.
     asked = text_of(leaf.call, "last_user")
     if leaf.parent and asked != text_of(leaf.parent.call, "last_user") and "summar" in asked.lower():
@@ -242,5 +247,15 @@ def _job_votes(leaf: Node, continued_by: _Context | None) -> _Votes:
     return votes
 
 
+def _claim(node: Node) -> str:
+    """What the harness says a call is for, in lower case letters: a kind, or headers of sub-agents."""
+    hints = node.call.hints
+    claim = text_of(node.call, "kind") or hints.get("subagent") or ("subagent" if hints.get("parent") else "")
+    return re.sub(r"[^a-z]", "", str(claim).lower())
+
+
 def _hinted_family(root: Node) -> str | None:
-    return _HINTED_FAMILY.get(re.sub(r"[^a-z]", "", text_of(root.call, "kind").lower()))
+    claim = _claim(root)
+    if claim in _SUMMARY_KINDS:
+        return None
+    return _HINTED_FAMILY.get(claim, SUB_AGENT if root.call.hints.get("subagent") else None)

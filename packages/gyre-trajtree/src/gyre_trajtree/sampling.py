@@ -80,13 +80,13 @@ def account(
     """
     trained = _trained_counts(tree, trajectories)
     dead = dead_tips(tree)
-    auxiliary = _auxiliary_only(tree, roles or {})
+    eligible = _eligible(tree, roles or {})
     excluded: Counter[str] = Counter()
     for node, used in zip(tree.nodes, trained, strict=True):
         trainable = int(np.count_nonzero(node.trainable))
         untrainable = "error" if node.call.finish == "error" else "no-logprob"
         excluded[untrainable] += len(node.trainable) - trainable
-        left = dead.get(node.id) or ("auxiliary" if node.index in auxiliary else unselected)
+        left = dead.get(node.id) or (unselected if node.index in eligible else "auxiliary")
         excluded[left] += trainable - used
     sampled = sum(len(node.call.output_ids) for node in tree.nodes)
     if sampled != sum(trained) + excluded.total():
@@ -166,13 +166,11 @@ def _trained_counts(tree: Tree, trajectories: Iterable[Trajectory]) -> list[int]
     return [int(counts.sum()) for counts in used]
 
 
-def _auxiliary_only(tree: Tree, roles: Mapping[str, RoleDecision]) -> set[int]:
-    """Indices of nodes with nothing but auxiliary leaves below. Children follow parents in `tree.nodes`."""
-    only: set[int] = set()
-    for node in reversed(tree.nodes):
-        if node.children:
-            if all(child.index in only for child in node.children):
-                only.add(node.index)
-        elif node.id in roles and roles[node.id].role == AUXILIARY:
-            only.add(node.index)
-    return only
+def _eligible(tree: Tree, roles: Mapping[str, RoleDecision]) -> set[int]:
+    """Indices of the nodes on some live path that is not auxiliary; all live ones without roles."""
+    return {
+        node.index
+        for leaf, path in _live_paths(tree).values()
+        if leaf not in roles or roles[leaf].role != AUXILIARY
+        for node in path
+    }

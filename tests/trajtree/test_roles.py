@@ -1,0 +1,194 @@
+from gyre_trajtree import ROLES, infer_roles
+from hypothesis import given
+from hypothesis import strategies as st
+
+TASK = "Build the inventory service described in spec.md and make its tests pass."
+BRIEF = "Write the catalog module with its loader and return the list of files."
+SUMMARY = "The catalog is finished, the loader is half done, and tests for it are missing so far."
+MAIN = {"system": "S-main", "tools": "T-main", "first_user": TASK, "last_user": TASK}
+SUB = {"system": "S-sub", "tools": "T-sub", "first_user": BRIEF, "last_user": BRIEF}
+TITLE = {
+    "system": "S-title",
+    "tools": None,
+    "first_user": TASK,
+    "last_user": TASK,
+    "text": "Inventory service",
+}
+CONTINUED = {
+    "system": "S-main",
+    "tools": "T-main",
+    "first_user": f"This session continues an earlier one. Its summary:\n{SUMMARY}\nGo on.",
+    "last_user": f"This session continues an earlier one. Its summary:\n{SUMMARY}\nGo on.",
+}
+ASKED = "Your context is full. Please summarise the work."
+
+
+def delegating_run(recorder):
+    recorder.call("main-1", evidence=MAIN | {"spawns": ["catalog", BRIEF]})
+    recorder.call("sub-1", evidence=SUB)
+    recorder.call("sub-2", "sub-1", evidence=SUB)
+    recorder.call("main-2", "main-1", evidence=MAIN)
+
+
+def test_a_lone_root_is_the_main_agent(recorder):
+    recorder.call("a", evidence=MAIN)
+    recorder.call("b", "a", evidence=MAIN)
+    assert recorder.roles() == {"b": "main"}
+
+
+def test_a_context_that_a_tool_argument_opened_is_a_sub_agent(recorder):
+    delegating_run(recorder)
+    assert recorder.roles() == {"sub-2": "sub-agent", "main-2": "main"}
+    decision = infer_roles(recorder.tree())["sub-2"]
+    assert decision.confidence > 0.8 and "main-1" in decision.evidence[0]
+
+
+def test_reminders_and_spacing_around_a_brief_do_not_hide_it(recorder):
+    recorder.call("main-1", evidence=MAIN | {"spawns": [BRIEF]})
+    wrapped = f"<system-reminder>be\nbrief</system-reminder>\n\n  {BRIEF.replace(' ', '  ')}\n"
+    recorder.call("fork", evidence=MAIN | {"first_user": wrapped})
+    assert recorder.roles()["fork"] == "sub-agent"
+
+
+def test_a_brief_longer_than_the_record_still_matches(recorder):
+    brief = "Write module number one. " * 100
+    recorder.call("main-1", evidence=MAIN | {"spawns": [brief[:2000]]})
+    recorder.call("sub", evidence=SUB | {"first_user": brief[:1990]})
+    assert infer_roles(recorder.tree())["sub"].evidence[0].startswith("call main-1")
+
+
+def test_short_arguments_of_a_delegating_tool_mark_a_sub_agent(recorder):
+    recorder.call("main-1", evidence=MAIN | {"spawns": ["api", "teal"]})
+    recorder.call("sub", evidence=SUB | {"first_user": "write api=teal", "last_user": "write api=teal"})
+    decision = infer_roles(recorder.tree())["sub"]
+    assert decision.role == "sub-agent" and "main-1" in decision.evidence[0]
+
+
+def test_short_arguments_found_in_the_main_agents_own_continuation_do_not_mislead(recorder):
+    recorder.call("main-1", evidence=MAIN | {"spawns": ["catalog", "loader"]})
+    recorder.call("sum", "main-1", evidence=MAIN | {"last_user": ASKED, "text": SUMMARY})
+    recorder.call("main-2", evidence=CONTINUED)
+    assert recorder.roles() == {"sum": "main-summary", "main-2": "main"}
+
+
+def test_compaction_makes_a_summary_leaf_and_a_main_continuation(recorder):
+    recorder.call("a", evidence=MAIN)
+    recorder.call("b", "a", evidence=MAIN)
+    recorder.call("sum", "a", evidence=MAIN | {"last_user": ASKED, "text": SUMMARY})
+    recorder.call("c", evidence=CONTINUED)
+    recorder.call("d", "c", evidence=CONTINUED)
+    assert recorder.roles() == {"b": "main", "sum": "main-summary", "d": "main"}
+
+
+def test_a_summary_without_a_continuation_is_known_by_the_request(recorder):
+    recorder.call("a", evidence=MAIN)
+    recorder.call("sum", "a", evidence=MAIN | {"last_user": ASKED, "text": SUMMARY})
+    assert recorder.roles() == {"sum": "main-summary"}
+
+
+def test_a_continuation_is_no_summary_because_its_first_message_speaks_of_one(recorder):
+    recorder.call("c", evidence=CONTINUED)
+    recorder.call("d", "c", evidence=CONTINUED)
+    assert recorder.roles() == {"d": "main"}
+
+
+def test_a_sub_agent_that_compacts_stays_a_sub_agent(recorder):
+    recorder.call("main-1", evidence=MAIN | {"spawns": [BRIEF]})
+    recorder.call("sub-1", evidence=SUB)
+    recorder.call("sum", "sub-1", evidence=SUB | {"last_user": ASKED, "text": SUMMARY})
+    recorder.call("sub-2", evidence=CONTINUED | {"system": "S-sub", "tools": "T-sub"})
+    recorder.call("main-2", "main-1", evidence=MAIN)
+    assert recorder.roles() == {"sum": "sub-agent-summary", "sub-2": "sub-agent", "main-2": "main"}
+
+
+def test_a_summariser_in_a_context_of_its_own_belongs_to_who_continues(recorder):
+    recorder.call("a", evidence=MAIN)
+    recorder.call("sum", evidence={"system": "S-sum", "first_user": "transcript ...", "text": SUMMARY})
+    recorder.call("c", evidence=CONTINUED)
+    assert recorder.roles() == {"a": "main", "sum": "main-summary", "c": "main"}
+
+
+def test_title_generation_is_auxiliary_even_when_it_comes_first(recorder):
+    recorder.call("title", evidence=TITLE)
+    recorder.call("a", evidence=MAIN)
+    recorder.call("b", "a", evidence=MAIN)
+    assert recorder.roles(task_prompt=TASK) == {"title": "auxiliary", "b": "main"}
+
+
+def test_a_title_copied_from_the_task_is_no_summary(recorder):
+    recorder.call("title", evidence=TITLE | {"text": "Build the inventory service"})
+    recorder.call("a", evidence=MAIN)
+    assert recorder.roles() == {"title": "auxiliary", "a": "main"}
+
+
+def test_a_result_passed_to_a_second_sub_agent_is_no_summary(recorder):
+    """The text travels through the main agent's tool argument: a delegation, not a compaction."""
+    recorder.call("main-1", evidence=MAIN | {"spawns": [BRIEF]})
+    recorder.call("sub-1", evidence=SUB | {"text": SUMMARY})
+    second = f"Finish the loader. {SUMMARY}"
+    recorder.call("main-2", "main-1", evidence=MAIN | {"spawns": [second]})
+    recorder.call("sub-2", evidence=SUB | {"first_user": second})
+    assert recorder.roles() == {"sub-1": "sub-agent", "main-2": "main", "sub-2": "sub-agent"}
+
+
+def test_a_changed_history_with_the_same_setting_stays_main(recorder):
+    recorder.call("a", evidence=MAIN)
+    recorder.call("edited", evidence=MAIN | {"first_user": "Something else entirely."})
+    assert recorder.roles() == {"a": "main", "edited": "main"}
+
+
+def test_structure_outweighs_a_wrong_hint(recorder):
+    recorder.call("main-1", evidence=MAIN | {"spawns": [BRIEF], "kind": "subagent"})
+    recorder.call("sub-1", evidence=SUB | {"kind": "main"})
+    assert recorder.roles() == {"main-1": "main", "sub-1": "sub-agent"}
+
+
+def test_a_hint_decides_where_structure_is_silent(recorder):
+    recorder.call("a", evidence=MAIN)
+    recorder.call("b", evidence={"kind": "sub-agent", "system": "S-main", "tools": "T-few"})
+    recorder.call("c", "a", evidence=MAIN | {"kind": "compact"})
+    assert recorder.roles() == {"b": "sub-agent", "c": "main-summary"}
+
+
+def test_headers_of_a_parent_agent_count_as_a_hint(recorder):
+    recorder.call("a", evidence=MAIN, hints={"session": "s"})
+    unmatched = SUB | {"first_user": "Rewritten.", "system": "S-main"}
+    recorder.call("b", evidence=unmatched, hints={"session": "s", "parent": "p"})
+    recorder.call("c", evidence=unmatched | {"tools": "T-3"}, hints={"subagent": "review"})
+    recorder.call("d", "a", evidence=MAIN, hints={"subagent": "compact"})
+    assert recorder.roles() == {"b": "sub-agent", "c": "sub-agent", "d": "main-summary"}
+
+
+def test_the_task_finds_the_main_context_among_roots_without_tools(recorder):
+    recorder.call("a", evidence={"system": "S1", "first_user": "What is the weather like today?"})
+    recorder.call("b", evidence={"system": "S2", "first_user": TASK})
+    assert recorder.roles(task_prompt=TASK)["b"] == "main"
+    assert recorder.roles(task_prompt=TASK)["a"] != "main"
+
+
+def test_a_log_without_evidence_is_all_main_with_little_confidence(recorder):
+    recorder.call("a")
+    recorder.call("b")
+    decisions = infer_roles(recorder.tree())
+    assert {d.role for d in decisions.values()} == {"main"}
+    assert decisions["b"].confidence < 0.6
+
+
+anything = st.recursive(
+    st.none() | st.integers() | st.sampled_from([TASK, BRIEF, SUMMARY, "api", ""]), st.lists
+)
+evidence = st.dictionaries(
+    st.sampled_from(["system", "tools", "first_user", "last_user", "spawns", "text", "kind"]), anything
+)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 10), evidence), min_size=1, max_size=10))
+def test_every_leaf_gets_one_decision_whatever_was_recorded(new_recorder, steps):
+    recorder = new_recorder()
+    for i, (target, recorded) in enumerate(steps):
+        recorder.call(f"c{i}", f"c{target % i}" if target >= 0 and i else None, evidence=recorded)
+    tree = recorder.tree()
+    decisions = infer_roles(tree, TASK)
+    assert list(decisions) == [leaf.id for leaf in tree.leaves()]
+    assert all(d.role in ROLES and 0 < d.confidence <= 1 and d.evidence for d in decisions.values())
+    assert decisions == infer_roles(tree, TASK)
