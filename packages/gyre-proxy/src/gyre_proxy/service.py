@@ -31,23 +31,48 @@ def serve(
     `ready` is called once with {"url", "mode", "mode_reason", "context_length"}; by default this is printed
     as one JSON line. Raises SettingsError, TokenizerError.
     """
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        if exit_with_parent:
+            _watch_parent(stop)
+        await run(settings, ready or _print_ready, stop)
+
+    uvloop.run(main())
+
+
+async def run(settings: Settings, ready: Callable[[dict], None], stop: asyncio.Event) -> None:
+    """The same inside a running event loop, until `stop` is set."""
     codec = Codec(settings.tokenizer, settings.template_arguments)
     try:
         log = RunLogWriter(settings.record, meta={"writer": "gyre-proxy", "model": settings.model})
     except TrajtreeError as error:
         raise SettingsError(str(error)) from error
-    uvloop.run(_serve(settings, codec, log, exit_with_parent, ready or _print_ready))
-
-
-async def _serve(
-    settings: Settings, codec: Codec, log: RunLogWriter, exit_with_parent: bool, ready: Callable[[dict], None]
-) -> None:
+    gateway = Gateway(settings, codec, log)
     listener = _listen(settings.host, settings.port)
     url = f"http://{settings.host}:{listener.getsockname()[1]}"
-    gateway = Gateway(settings, codec, log)
     secret = settings.admin_token.encode() if settings.admin_token else secrets.token_bytes(32)
+    server = _server(Application(gateway, secret, url))
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not running.done():
+        await asyncio.sleep(0.002)
+    facts = {"url": url, "mode": codec.mode, "mode_reason": codec.mode_reason}
+    ready({**facts, "context_length": gateway.context_length})
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        stopping.cancel()
+        await gateway.close()
+        await running
+    finally:
+        listener.close()
+
+
+def _server(application: Application) -> uvicorn.Server:
     config = uvicorn.Config(
-        Application(gateway, secret, url),
+        application,
+        interface="asgi3",
         http="httptools",
         ws="none",
         lifespan="off",
@@ -57,18 +82,7 @@ async def _serve(
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=5,
     )
-    server = uvicorn.Server(config)
-    running = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started and not running.done():
-        await asyncio.sleep(0.005)
-    if exit_with_parent:
-        _watch_parent(server)
-    facts = {"url": url, "mode": codec.mode, "mode_reason": codec.mode_reason}
-    ready({**facts, "context_length": gateway.context_length})
-    try:
-        await running
-    finally:
-        await gateway.close()
+    return uvicorn.Server(config)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -83,13 +97,14 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _watch_parent(server: uvicorn.Server) -> None:
-    """Stop the server when standard input ends: whoever started this process holds the other end."""
+def _watch_parent(stop: asyncio.Event) -> None:
+    """Stop when standard input ends: whoever started this process holds the other end."""
+    loop = asyncio.get_running_loop()
 
     def wait() -> None:
         while os.read(sys.stdin.fileno(), 4096):
             pass
-        server.should_exit = True
+        loop.call_soon_threadsafe(stop.set)
 
     threading.Thread(target=wait, name="parent-watch", daemon=True).start()
 

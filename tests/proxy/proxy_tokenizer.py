@@ -67,10 +67,15 @@ TURN_COUNTING_TEMPLATE = """\
 """
 """Numbers its messages, so that a suffix depends on what came before."""
 
-_CORPUS = ["The quick brown fox jumps over the lazy dog.", '{"name": "shell", "arguments": {"cmd": "ls"}}'] * 20
+_CORPUS = [
+    "The quick brown fox jumps over the lazy dog.",
+    '{"name": "shell", "arguments": {"cmd": "ls"}}',
+] * 20
 
 
-def build_tokenizer(directory: Path, template: str | None = QWEN3_TEMPLATE, context_length: int = 4096) -> Path:
+def build_tokenizer(
+    directory: Path, template: str | None = QWEN3_TEMPLATE, context_length: int = 4096
+) -> Path:
     """Write tokenizer.json, tokenizer_config.json and config.json; returns the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())

@@ -1,0 +1,127 @@
+"""The official SDKs against a real server: three protocols, streaming and not, tools, three turns."""
+
+import anthropic
+import openai
+import pytest
+
+CALL = '<think>\nlook\n</think>\n\nI look.\n<tool_call>\n{"name": "shell", "arguments": {"cmd": "ls"}}\n</tool_call>'
+SCRIPT = [CALL, "Two files.", "Bye é☃."]
+PARAMETERS = {"type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]}
+
+
+def check_three_turns(proxy, engine):
+    """Each prompt extends the one before plus its answer, byte for byte."""
+    first, second, third = proxy.calls()
+    assert (first.parent, second.parent, third.parent) == (None, first.id, second.id)
+    path = []
+    for call, request in zip((first, second, third), engine.requests, strict=True):
+        path += call.input_ids.tolist()
+        assert request["input_ids"] == path
+        path += call.output_ids.tolist()
+        assert call.finish == "stop" and call.versions == [[0, 0, len(call.output_ids)]]
+    assert len({call.id for call in proxy.calls()}) == 3
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_messages_sdk_holds_a_three_turn_conversation_with_a_tool(scene, streaming):
+    proxy, engine = scene(SCRIPT)
+    client = anthropic.Anthropic(base_url=f"{proxy.url}/x/e", api_key="k", max_retries=0)
+    tools = [{"name": "shell", "description": "Run it.", "input_schema": PARAMETERS}]
+    messages = [{"role": "user", "content": "look around"}]
+
+    def ask():
+        given = dict(model="m", max_tokens=500, system="Be brief.", messages=messages, tools=tools)
+        if not streaming:
+            return client.messages.create(**given)
+        with client.messages.stream(**given) as stream:
+            return stream.get_final_message()
+
+    one = ask()
+    assert [block.type for block in one.content] == ["thinking", "text", "tool_use"]
+    assert (one.content[0].thinking, one.content[1].text) == ("look", "I look.")
+    assert one.content[2].input == {"cmd": "ls"} and one.stop_reason == "tool_use"
+    assert one.usage.input_tokens == len(engine.requests[0]["input_ids"]) and one.usage.output_tokens > 0
+    result = {"type": "tool_result", "tool_use_id": one.content[2].id, "content": "a b"}
+    messages += [{"role": "assistant", "content": one.content}, {"role": "user", "content": [result]}]
+    two = ask()
+    assert (two.content[0].text, two.stop_reason) == ("Two files.", "end_turn")
+    messages += [{"role": "assistant", "content": two.content}, {"role": "user", "content": "thanks"}]
+    three = ask()
+    assert three.content[0].text == "Bye é☃."
+    assert len({one.id, two.id, three.id}) == 3
+    check_three_turns(proxy, engine)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_chat_sdk_holds_a_three_turn_conversation_with_a_tool(scene, streaming):
+    proxy, engine = scene(SCRIPT)
+    client = openai.OpenAI(base_url=f"{proxy.url}/x/e/v1", api_key="k", max_retries=0)
+    function = {"name": "shell", "description": "Run it.", "parameters": PARAMETERS}
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "look around"}]
+
+    def ask():
+        given = dict(model="m", messages=messages, tools=[{"type": "function", "function": function}])
+        if not streaming:
+            return client.chat.completions.create(**given)
+        with client.chat.completions.stream(**given, stream_options={"include_usage": True}) as stream:
+            return stream.get_final_completion()
+
+    one = ask()
+    message = one.choices[0].message
+    assert one.choices[0].finish_reason == "tool_calls" and message.content == "I look."
+    assert message.tool_calls[0].function.name == "shell"
+    assert message.tool_calls[0].function.arguments == '{"cmd": "ls"}'
+    assert message.model_extra["reasoning_content"] == "look"
+    assert one.usage.prompt_tokens == len(engine.requests[0]["input_ids"])
+    messages.append(message.model_dump(include={"role", "content", "tool_calls"}))
+    messages.append({"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "a b"})
+    two = ask()
+    assert (two.choices[0].message.content, two.choices[0].finish_reason) == ("Two files.", "stop")
+    messages += [{"role": "assistant", "content": "Two files."}, {"role": "user", "content": "thanks"}]
+    assert ask().choices[0].message.content == "Bye é☃."
+    check_three_turns(proxy, engine)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_responses_sdk_holds_a_three_turn_conversation_with_a_tool(scene, streaming):
+    proxy, engine = scene(SCRIPT)
+    client = openai.OpenAI(base_url=f"{proxy.url}/x/e/v1", api_key="k", max_retries=0)
+    tools = [{"type": "function", "name": "shell", "description": "Run it.", "parameters": PARAMETERS}]
+    items = [{"role": "user", "content": "look around"}]
+
+    def ask():
+        given = dict(model="m", input=items, instructions="Be brief.", store=False)
+        if not streaming:
+            return client.responses.create(**given, tools=tools)
+        with client.responses.stream(**given, tools=[{**tools[0], "strict": False}]) as stream:
+            return stream.get_final_response()
+
+    one = ask()
+    assert [item.type for item in one.output] == ["reasoning", "message", "function_call"]
+    assert one.output_text == "I look." and one.output[2].arguments == '{"cmd": "ls"}'
+    assert one.usage.input_tokens == len(engine.requests[0]["input_ids"])
+    items += [item.model_dump(exclude={"parsed_arguments"}) for item in one.output]
+    items.append({"type": "function_call_output", "call_id": one.output[2].call_id, "output": "a b"})
+    two = ask()
+    assert two.output_text == "Two files." and two.status == "completed"
+    items += [item.model_dump() for item in two.output] + [{"role": "user", "content": "thanks"}]
+    assert ask().output_text == "Bye é☃."
+    check_three_turns(proxy, engine)
+
+
+def test_async_sdks_share_one_proxy_without_mixing_executions(scene):
+    proxy, _ = scene(["one answer"])
+    for execution in ("a", "b"):
+        client = openai.OpenAI(base_url=f"{proxy.url}/x/{execution}", api_key="k")
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "same"}])
+    assert [(call.execution, call.parent) for call in proxy.calls()] == [("a", None), ("b", None)]
+
+
+def test_models_and_token_counts_are_served_to_the_sdks(scene):
+    proxy, engine = scene(["ok"])
+    client = anthropic.Anthropic(base_url=f"{proxy.url}/x/e", api_key="k")
+    messages = [{"role": "user", "content": "count me"}]
+    counted = client.messages.count_tokens(model="m", messages=messages).input_tokens
+    client.messages.create(model="m", max_tokens=5, messages=messages)
+    assert counted == len(engine.requests[0]["input_ids"])
+    assert [m.id for m in openai.OpenAI(base_url=f"{proxy.url}/v1", api_key="k").models.list()] == ["gyre"]
