@@ -1,0 +1,223 @@
+"""Qwen3 between a Hugging Face directory and megatron-core's GPTModel, exactly, both ways.
+
+Owns the configuration, the layer spec and the weight names. Megatron fuses q, k, v (grouped by key-value head) and
+gate, up; `to_megatron` and `to_hugging_face` are inverse of each other bit for bit. Local layer norms, fp32 by default.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.enums import AttnBackend
+from megatron.core.transformer.transformer_config import TransformerConfig
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from gyre_trainer.attention import PackedAttention
+from gyre_trainer.errors import ModelError
+
+WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers of config.json that the weights depend on."""
+
+    layers: int
+    hidden: int
+    heads: int
+    groups: int
+    head: int
+    feed_forward: int
+    vocabulary: int
+    rope_base: float
+    epsilon: float
+    tied: bool
+
+
+def read_shape(directory: Path) -> Shape:
+    """Read config.json. Raises ModelError when it is missing or not a dense Qwen3."""
+    path = Path(directory) / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{directory} is not a Hugging Face model directory: {error}") from None
+    if (
+        config.get("model_type") != "qwen3"
+        or config.get("attention_bias")
+        or config.get("use_sliding_window")
+    ):
+        kind = config.get("model_type")
+        raise ModelError(
+            f"{path}: the trainer supports dense Qwen3 without bias or sliding window, not {kind!r}"
+        )
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        raise ModelError(f"{path}: only default rotary positions are supported, not {rope}")
+    try:
+        heads = config["num_attention_heads"]
+        return Shape(
+            layers=config["num_hidden_layers"],
+            hidden=config["hidden_size"],
+            heads=heads,
+            groups=config.get("num_key_value_heads") or heads,
+            head=config.get("head_dim") or config["hidden_size"] // heads,
+            feed_forward=config["intermediate_size"],
+            vocabulary=config["vocab_size"],
+            rope_base=rope.get("rope_theta") or config.get("rope_theta") or 10000.0,
+            epsilon=config.get("rms_norm_eps", 1e-6),
+            tied=config.get("tie_word_embeddings", False),
+        )
+    except KeyError as error:
+        raise ModelError(f"{path}: misses {error}") from None
+
+
+def build(shape: Shape) -> GPTModel:
+    """An uninitialised fp32 GPTModel of one rank. megatron-core's parallel state must exist."""
+    config = TransformerConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.groups,
+        kv_channels=shape.head,
+        ffn_hidden_size=shape.feed_forward,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        normalization="RMSNorm",
+        qk_layernorm=True,
+        layernorm_epsilon=shape.epsilon,
+        perform_initialization=False,
+        use_cpu_initialization=True,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+        cross_entropy_loss_fusion=False,
+        pipeline_dtype=torch.float32,
+        params_dtype=torch.float32,
+        attention_backend=AttnBackend.local,
+        # Sums instead of means: gradients stay plain sums over tokens (paper appendix B has one global scale).
+        calculate_per_token_loss=True,
+    )
+    spec = copy.deepcopy(get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm"))
+    spec.submodules.self_attention.submodules.core_attention = PackedAttention
+    return GPTModel(
+        config=config,
+        transformer_layer_spec=spec,
+        vocab_size=shape.vocabulary,
+        max_sequence_length=1,  # unused: positions are rotary
+        position_embedding_type="rope",
+        rotary_base=shape.rope_base,
+        share_embeddings_and_output_weights=shape.tied,
+        parallel_output=False,
+    )
+
+
+_LAYER_NAMES = {
+    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
+    "mlp.linear_fc2.weight": "mlp.down_proj.weight",
+    "input_layernorm.weight": "input_layernorm.weight",
+    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+}
+_NAMES = {
+    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
+    "decoder.final_layernorm.weight": "model.norm.weight",
+    "output_layer.weight": "lm_head.weight",
+}
+_QKV = "self_attention.linear_qkv.weight"
+_GATE_UP = "mlp.linear_fc1.weight"
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Megatron parameter name -> (Hugging Face layer prefix or "", rest)."""
+    if not name.startswith("decoder.layers."):
+        return "", name
+    _, _, index, rest = name.split(".", 3)
+    return f"model.layers.{index}.", rest
+
+
+def to_megatron(name: str, weights: dict[str, torch.Tensor], shape: Shape) -> torch.Tensor:
+    """The value of one Megatron parameter from Hugging Face weights. Raises ModelError when one is missing."""
+    prefix, rest = _split(name)
+    try:
+        if rest == _QKV:
+            grouped = [
+                weights[f"{prefix}self_attn.{part}_proj.weight"].view(shape.groups, -1, shape.hidden)
+                for part in "qkv"
+            ]
+            return torch.cat(grouped, 1).reshape(-1, shape.hidden)
+        if rest == _GATE_UP:
+            return torch.cat([weights[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")])
+        return weights[prefix + (_LAYER_NAMES[rest] if prefix else _NAMES[rest])]
+    except KeyError as error:
+        raise ModelError(f"the model's weights miss {error}") from None
+
+
+def to_hugging_face(name: str, value: torch.Tensor, shape: Shape) -> dict[str, torch.Tensor]:
+    """The Hugging Face weights that one Megatron parameter holds."""
+    prefix, rest = _split(name)
+    if rest == _QKV:
+        per_group = shape.heads // shape.groups * shape.head
+        parts = value.view(shape.groups, -1, shape.hidden).split([per_group, shape.head, shape.head], 1)
+        return {
+            f"{prefix}self_attn.{part}_proj.weight": w.reshape(-1, shape.hidden)
+            for part, w in zip("qkv", parts, strict=True)
+        }
+    if rest == _GATE_UP:
+        return dict(
+            zip((f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight"), value.chunk(2), strict=True)
+        )
+    return {prefix + (_LAYER_NAMES[rest] if prefix else _NAMES[rest]): value}
+
+
+@torch.no_grad()
+def load_weights(model: GPTModel, shape: Shape, directory: Path) -> None:
+    """Fill the model from a Hugging Face directory. Raises ModelError on missing or misshapen weights."""
+    weights = _read_weights(Path(directory))
+    for name, parameter in model.named_parameters():
+        value = to_megatron(name, weights, shape)
+        if value.shape != parameter.shape:
+            raise ModelError(
+                f"{directory}: {name} is {tuple(value.shape)}, config.json says {tuple(parameter.shape)}"
+            )
+        parameter.copy_(value)
+
+
+@torch.no_grad()
+def save_weights(model: GPTModel, shape: Shape, path: Path) -> None:
+    """Write model.safetensors (Hugging Face names) at `path`."""
+    weights: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        parts = to_hugging_face(name, parameter.detach(), shape)
+        weights.update({key: value.contiguous().cpu() for key, value in parts.items()})
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    index = directory / "model.safetensors.index.json"
+    try:
+        if index.exists():
+            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        else:
+            files = ["model.safetensors"]
+        weights = {}
+        for file in files:
+            with safe_open(directory / file, framework="pt") as handle:
+                weights.update({key: handle.get_tensor(key) for key in handle.keys()})  # noqa: SIM118
+        return weights
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ModelError(f"{directory}: weights cannot be read: {error}") from None
