@@ -4,15 +4,18 @@ The ids of the final payload are the truth; text and parsers of the engine are n
 that arrive together are read once, the last one.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import httpx
 import orjson
 
+from gyre_proxy.connections import ConnectionFailed, Connections
 from gyre_proxy.errors import ProxyError
 
-_JSON = {"content-type": "application/json"}
+ABORT_S = 5.0
+"""Longest wait for an engine to take an abort."""
+
 _REFUSALS = range(400, 500)
 _TRANSIENT = (408, 425, 429)
 
@@ -43,15 +46,13 @@ class Output:
 
 
 class EngineClient:
-    """Kept-alive connections to all engines."""
+    """Speaks to all engines over kept-alive connections."""
 
     def __init__(self) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=60)
-        timeout = httpx.Timeout(None, connect=5)
-        self._http = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
+        self._connections = Connections()
 
-    async def close(self) -> None:
-        await self._http.aclose()
+    def close(self) -> None:
+        self._connections.close()
 
     async def generate(
         self, url: str, body: dict, progress: Callable[[Output], None] | None = None
@@ -61,54 +62,43 @@ class EngineClient:
         Raises EngineDown or EngineRefused; what `progress` saw before EngineDown stays valid.
         """
         content = orjson.dumps({**body, "stream": progress is not None}, option=orjson.OPT_SERIALIZE_NUMPY)
-        request = self._http.build_request("POST", url + "/generate", content=content, headers=_JSON)
+        events = None if progress is None else _Events(url, progress)
         try:
-            if progress is None:
-                response = await self._http.send(request)
-                _check(url, response.status_code, response.content)
-                return _final(url, _output(_loads(url, response.content)))
-            return await self._stream(url, request, progress)
-        except httpx.TransportError as error:
-            raise EngineDown(f"{url}: {type(error).__name__} {error}".rstrip()) from error
+            status, data = await self._connections.post(
+                url, "/generate", content, None if events is None else events.feed
+            )
+        except ConnectionFailed as error:
+            raise EngineDown(f"{url}: {error}") from error
+        _check(url, status, data)
+        output = _output(_loads(url, data)) if events is None else events.last
+        if output is None or output.finish is None:
+            raise EngineDown(f"{url}: the answer ended without a finish reason")
+        return output
 
     async def abort(self, url: str, rid: str) -> None:
-        """Ask the engine to end a request.
-
-        The partial answer comes through its /generate. Raises EngineDown.
-        """
+        """Ask the engine to end a request; its /generate then answers with what it has. Raises EngineDown."""
         try:
-            await self._http.post(
-                url + "/abort_request", content=orjson.dumps({"rid": rid}), headers=_JSON, timeout=5
-            )
-        except httpx.TransportError as error:
-            raise EngineDown(f"{url}: {type(error).__name__} {error}".rstrip()) from error
-
-    async def _stream(self, url: str, request: httpx.Request, progress: Callable[[Output], None]) -> Output:
-        response = await self._http.send(request, stream=True)
-        try:
-            if response.status_code != 200:
-                _check(url, response.status_code, await response.aread())
-            output, rest = None, b""
-            async for data in response.aiter_raw():
-                events = (rest + data).split(b"\n\n")
-                rest = events.pop()
-                last = next(
-                    (e for e in reversed(events) if e.startswith(b"data:") and b"[DONE]" not in e), None
-                )
-                if last is not None:
-                    output = _output(_loads(url, last[5:]))
-                    progress(output)
-            if output is None:
-                raise EngineDown(f"{url}: the stream ended without data")
-            return _final(url, output)
-        finally:
-            await response.aclose()
+            async with asyncio.timeout(ABORT_S):
+                await self._connections.post(url, "/abort_request", orjson.dumps({"rid": rid}))
+        except (ConnectionFailed, TimeoutError) as error:
+            raise EngineDown(f"{url}: /abort_request: {error}") from error
 
 
-def _final(url: str, output: Output) -> Output:
-    if output.finish is None:
-        raise EngineDown(f"{url}: the answer ended without a finish reason")
-    return output
+class _Events:
+    """Reads a /generate stream; only the newest of the cumulative events that arrived together is parsed."""
+
+    def __init__(self, url: str, progress: Callable[[Output], None]) -> None:
+        self._url, self._progress = url, progress
+        self._rest = b""
+        self.last: Output | None = None
+
+    def feed(self, data: bytes) -> None:
+        events = (self._rest + data).split(b"\n\n")
+        self._rest = events.pop()
+        whole = [e for e in events if e.startswith(b"data:") and not e.endswith(b"[DONE]")]
+        if whole:
+            self.last = _output(_loads(self._url, whole[-1][5:]))
+            self._progress(self.last)
 
 
 def _loads(url: str, data: bytes) -> dict:

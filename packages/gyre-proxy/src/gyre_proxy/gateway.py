@@ -26,6 +26,7 @@ from gyre_proxy.errors import (
     RecordingFailed,
     SettingsError,
 )
+from gyre_proxy.eviction import evict
 from gyre_proxy.evidence import evidence
 from gyre_proxy.flights import Flight, LiveText, Signal
 from gyre_proxy.router import Engine, Router
@@ -33,7 +34,7 @@ from gyre_proxy.sessions import Match, Node, Session
 from gyre_proxy.settings import Settings
 
 ABORT_GRACE_S = 5.0
-_ABORT_PAUSE_S = (0.02, 1.0)
+"""Time an engine gets to hand over what it sampled of a cancelled call."""
 
 
 class Gateway:
@@ -352,7 +353,7 @@ class Gateway:
         self.router.move(moves)
         engine = self.router.engines[source]
         flights = [f for f in self._running if f.engine is engine]
-        await self._evict(flights, time.time() + deadline_s)
+        await evict(flights, time.time() + deadline_s, self._client, self.engines_changed)
         left = [f.id for f in self._running if f.engine is engine]
         if left:
             raise EngineUnavailable(f"calls left on {source} after {deadline_s} s: {', '.join(left)}")
@@ -366,41 +367,10 @@ class Gateway:
             del self._flights[key]
         self.engines_changed.fire()
         if flight.engine is not None:
-            task = asyncio.create_task(self._evict([flight], time.time() + ABORT_GRACE_S))
+            deadline = time.time() + ABORT_GRACE_S
+            task = asyncio.create_task(evict([flight], deadline, self._client, self.engines_changed))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
-
-    async def _evict(self, flights: list[Flight], deadline: float) -> None:
-        """Abort calls where they run until each has left; connections of engines that do not react are cut.
-
-        Aborts are repeated because an engine forgets one that overtakes its request.
-        """
-        legs = {flight: flight.rid for flight in flights if flight.engine is not None}
-        pause, longest = _ABORT_PAUSE_S
-        cut_at = deadline - min(1.0, 0.2 * (deadline - time.time()))
-        while True:
-            staying = [f for f, rid in legs.items() if f.engine is not None and f.rid == rid]
-            if not staying:
-                return
-            if time.time() >= cut_at:
-                break
-            await self._abort(staying, cut_at - time.time())
-            await self.engines_changed.wait(min(pause, max(0.0, cut_at - time.time())))
-            pause = min(2 * pause, longest)
-        for flight in staying:
-            flight.drop()
-        while (
-            any(f.engine is not None and f.rid == rid for f, rid in legs.items()) and time.time() < deadline
-        ):
-            await self.engines_changed.wait(deadline - time.time())
-
-    async def _abort(self, flights: list[Flight], timeout: float) -> None:
-        """Ask the engines once; an engine that cannot be asked shows by the call that does not leave it."""
-        tasks = [asyncio.ensure_future(self._client.abort(f.engine.url, f.rid)) for f in flights]
-        _, late = await asyncio.wait(tasks, timeout=max(0.01, timeout))
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
         """Abort and record every call, then release engines and log."""
@@ -408,7 +378,7 @@ class Gateway:
         for flight in flights:
             self._cancel(flight, "the proxy stops")
         await asyncio.gather(*(f.task for f in flights), *self._background, return_exceptions=True)
-        await self._client.close()
+        self._client.close()
         self._log.close()
 
 

@@ -1,6 +1,7 @@
 """Owns the life of the server process: socket, event loop, signals, the ready line, the parent's death."""
 
 import asyncio
+import logging
 import os
 import secrets
 import socket
@@ -76,13 +77,19 @@ def _server(application: Application) -> uvicorn.Server:
         http="httptools",
         ws="none",
         lifespan="off",
-        log_level="critical",
+        log_level="error",
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=5,
     )
+    logging.getLogger("uvicorn.error").addFilter(_not_a_reset)
     return uvicorn.Server(config)
+
+
+def _not_a_reset(record: logging.LogRecord) -> bool:
+    """An unfinished response is how this application resets a connection; it is no news."""
+    return "without completing response" not in record.getMessage()
 
 
 def _listen(host: str, port: int) -> socket.socket:
