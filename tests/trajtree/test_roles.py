@@ -137,6 +137,12 @@ def test_a_changed_history_with_the_same_setting_stays_main(recorder):
     assert recorder.roles() == {"a": "main", "edited": "main"}
 
 
+def test_the_main_setting_outweighs_short_arguments_found_by_chance(recorder):
+    recorder.call("a", evidence=MAIN | {"spawns": ["catalog", "loader"]})
+    recorder.call("edited", evidence=MAIN | {"first_user": "Go on with the catalog and the loader."})
+    assert recorder.roles() == {"a": "main", "edited": "main"}
+
+
 def test_structure_outweighs_a_wrong_hint(recorder):
     recorder.call("main-1", evidence=MAIN | {"spawns": [BRIEF], "kind": "subagent"})
     recorder.call("sub-1", evidence=SUB | {"kind": "main"})

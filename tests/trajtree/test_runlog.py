@@ -1,3 +1,4 @@
+import fcntl
 import os
 import subprocess
 import sys
@@ -40,7 +41,7 @@ for room in (10, 0):
         log.append(Event("lost", 2.0, {"filler": "y" * 200}))
     except RunLogFull as full:
         print(full)
-assert open(sys.argv[1], "rb").seek(0, 2) == size
+    assert open(sys.argv[1], "rb").seek(0, 2) == size
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 log.append(Event("after", 3.0))
 """
@@ -203,6 +204,19 @@ def test_several_processes_append_whole_lines_to_one_log(tmp_path):
     for i in range(4):
         assert [event.time for event in events if event.name == f"w{i}"] == list(range(count))
     assert len(events) == 4 * count
+
+
+def test_an_append_waits_for_whoever_holds_the_lock(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with RunLogWriter(path) as log, open(path, "rb") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        thread = threading.Thread(target=log.append, args=(Event("a", 1.0),))
+        thread.start()
+        thread.join(timeout=0.2)
+        assert thread.is_alive() and names(path) == []
+        fcntl.flock(holder, fcntl.LOCK_UN)
+        thread.join(timeout=30)
+    assert names(path) == ["a"]
 
 
 def test_a_tail_returns_each_record_once_and_waits_for_half_written_lines(tmp_path):

@@ -100,8 +100,7 @@ class RunLogWriter:
     def _write(self, line: bytes, size: int) -> None:
         try:
             written = os.write(self._fd, line)
-        except OSError as error:
-            os.ftruncate(self._fd, size)
+        except OSError as error:  # nothing was written
             if error.errno in _NO_SPACE:
                 raise self._full() from error
             raise RunLogError(f"{self.path}: cannot write the run log: {error.strerror}") from error
