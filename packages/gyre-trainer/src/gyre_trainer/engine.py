@@ -8,11 +8,12 @@ methods may be called from any thread; those that return a Future never block.
 import hashlib
 import math
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -23,56 +24,36 @@ from gyre_trainer.model_qwen3 import DTYPES, Qwen3
 
 DEFAULT_CONTEXT = 4096
 
-# Fields of SGLang's requests that would change the answer and are not served, with the values that change
-# nothing.
-UNSERVED = {
-    "text": (None,),
-    "input_embeds": (None,),
-    "image_data": (None,),
-    "video_data": (None,),
-    "audio_data": (None,),
-    "lora_path": (None,),
-    "session_params": (None,),
-    "custom_logit_processor": (None,),
-    "return_hidden_states": (None, False),
-    "top_logprobs_num": (None, 0),
-    "token_ids_logprob": (None,),
-}
+# Fields of SGLang's requests that would change the answer and are not served; empty or zero they do nothing.
+UNSERVED = (
+    *("text", "input_embeds", "image_data", "video_data", "audio_data", "lora_path", "session_params"),
+    *("custom_logit_processor", "return_hidden_states", "top_logprobs_num", "token_ids_logprob"),
+)
 UNSERVED_SAMPLING = {
-    "stop": (None, [], ""),
-    "stop_regex": (None, [], ""),
-    "n": (None, 1),
-    "min_new_tokens": (None, 0),
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "json_schema": (None, ""),
-    "regex": (None, ""),
-    "ebnf": (None, ""),
-    "structural_tag": (None, ""),
-    "logit_bias": (None, {}),
-    "custom_params": (None, {}),
-    "beam_width": (None,),
-    "watermark": (None,),
-    "choice": (None, []),
+    *(
+        "stop",
+        "stop_regex",
+        "min_new_tokens",
+        "frequency_penalty",
+        "presence_penalty",
+        "json_schema",
+        "regex",
+    ),
+    *("ebnf", "structural_tag", "logit_bias", "custom_params", "beam_width", "watermark", "choice"),
 }
+NEUTRAL_AT_ONE = {"n", "repetition_penalty"}
 # Fields without a meaning where no text is made, or that only pace a stream.
 IGNORED_SAMPLING = {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval"}
 SERVED_SAMPLING = {
-    "max_new_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "stop_token_ids",
-    "ignore_eos",
+    *("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "stop_token_ids", "ignore_eos"),
     "sampling_seed",
 }
+KNOWN_SAMPLING = SERVED_SAMPLING | UNSERVED_SAMPLING | NEUTRAL_AT_ONE | IGNORED_SAMPLING
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """The body of one `/generate`, checked. KV is shared only between requests of one `extra_key`."""
+    """The body of one `/generate`. KV is shared only between requests of one `extra_key`."""
 
     rid: str
     input_ids: list[int]
@@ -80,14 +61,52 @@ class GenerateRequest:
     stream: bool = False
     return_logprob: bool = False
     extra_key: str = ""
+    arrived: float = field(default_factory=time.monotonic)
+
+    def check(self, vocab: int, context: int) -> None:
+        """Raise RequestError if a model with this vocabulary and context length cannot serve it."""
+        length, new = len(self.input_ids), self.sampling.max_new_tokens
+        if not length:
+            raise RequestError("input_ids is empty")
+        if min(self.input_ids) < 0 or max(self.input_ids) >= vocab:
+            raise RequestError(f"input_ids must lie in the vocabulary, 0 to {vocab - 1}")
+        if length >= context:
+            raise RequestError(
+                f"The input ({length} tokens) is longer than the model's context length ({context} tokens)."
+            )
+        if new is not None and length + new > context:
+            raise RequestError(
+                f"Requested token count exceeds the model's context length of {context} tokens: "
+                f"{length} tokens of input and {new} new tokens."
+            )
+
+    def answer(self, output: Output) -> dict:
+        """SGLang's answer for `output`; ids and log-probs are cumulative."""
+        meta = {
+            "id": output.rid,
+            "finish_reason": output.finish,
+            "prompt_tokens": output.prompt_tokens,
+            "weight_version": output.spans[-1][0],
+            "num_retractions": output.retractions,
+        }
+        if self.return_logprob:
+            pairs = zip(output.logprobs, output.output_ids, strict=True)
+            meta["input_token_logprobs"] = []
+            meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
+        meta["completion_tokens"] = len(output.output_ids)
+        meta["cached_tokens"] = output.cached_tokens
+        if output.finish:
+            meta["weight_versions"] = [{"version": v, "start": a, "end": b} for v, a, b in output.spans]
+            meta["e2e_latency"] = time.monotonic() - self.arrived
+        return {"output_ids": output.output_ids, "meta_info": meta}
 
     @staticmethod
     def parse(body: dict) -> "GenerateRequest":
         """Check SGLang's JSON field by field. Raises RequestError naming the first field that cannot be
         served.
         """
-        for name, neutral in UNSERVED.items():
-            if body.get(name) not in neutral:
+        for name in UNSERVED:
+            if body.get(name):
                 raise RequestError(f"{name} is not supported by the embedded engine: send input_ids only")
         ids = body.get("input_ids")
         if not isinstance(ids, list) or set(map(type, ids)) - {int}:
@@ -106,12 +125,13 @@ class GenerateRequest:
 
 
 def _parse_sampling(raw: dict) -> Sampling:
-    unknown = raw.keys() - SERVED_SAMPLING - IGNORED_SAMPLING - UNSERVED_SAMPLING.keys()
+    unknown = raw.keys() - KNOWN_SAMPLING
     if unknown:
         raise RequestError(f"sampling_params: unknown field {min(unknown)}")
-    for name in raw.keys() & UNSERVED_SAMPLING.keys():
-        if raw[name] not in UNSERVED_SAMPLING[name]:
-            raise RequestError(f"sampling_params: {name} is not supported by the embedded engine")
+    unserved = [n for n in raw.keys() & UNSERVED_SAMPLING if raw[n]]
+    unserved += [n for n in raw.keys() & NEUTRAL_AT_ONE if raw[n] not in (None, 1)]
+    if unserved:
+        raise RequestError(f"sampling_params: {min(unserved)} is not supported by the embedded engine")
     stops = field_of(raw, "stop_token_ids", list, [])
     if set(map(type, stops)) - {int}:
         raise RequestError("stop_token_ids must be a list of integers")
@@ -227,12 +247,45 @@ class Engine:
         """Whether a new request would run now."""
         return self.alive and not self.generation.paused and not self.released
 
+    def model_info(self) -> dict:
+        return {
+            "model_path": self.model_path,
+            "tokenizer_path": None,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": self.generation.version,
+            "model_type": "qwen3",
+            "architectures": ["Qwen3ForCausalLM"],
+        }
+
+    def server_info(self) -> dict:
+        generation = self.generation
+        state = {
+            "running": len(generation.running),
+            "waiting": len(generation.waiting),
+            "paused": generation.paused,
+            "released": self.released,
+        }
+        return {
+            "server": "gyre-embedded",
+            "model_path": self.model_path,
+            "weight_version": generation.version,
+            "device": self.device,
+            "dtype": self.dtype,
+            "skip_tokenizer_init": True,
+            "vocab_size": generation.config.vocab,
+            "context_length": generation.context,
+            "max_req_input_len": generation.context - 1,
+            "max_running_requests": generation.max_running,
+            "internal_states": [state],
+        }
+
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request; its `rid` must not be in use. Raises RequestError if it cannot be served."""
         if self.released:
             raise RequestError("the engine's memory is released: call /resume_memory_occupation first")
         r = request
-        self.generation.check(r.input_ids, r.sampling)
+        r.check(self.generation.config.vocab, self.generation.context)
         self._send(
             lambda: self.generation.add(
                 r.rid, r.input_ids, r.sampling, stream=r.stream, extra_key=r.extra_key

@@ -28,9 +28,8 @@ from gyre_trainer.errors import EngineError, TrainerError
 from gyre_trainer.generation import Output, RequestError
 from gyre_trainer.model_qwen3 import DTYPES
 
-KEEP_ALIVE_S = (
-    600  # longer than any client's pool keeps a connection, so that we never close one under a request
-)
+# longer than any client's pool keeps a connection, so that none is closed under a request
+KEEP_ALIVE_S = 600
 STOP_GRACE_S = 5
 
 
@@ -70,9 +69,7 @@ class EngineApp:
             "/get_model_info": self._model_info,
             "/model_info": self._model_info,
             "/server_info": self._server_info,
-            "/get_server_info": self._server_info,
             "/health": self._health,
-            "/health_generate": self._health,
             "/ping": self._health,
             "/ready": self._ready,
             "/flush_cache": self._flush,
@@ -95,10 +92,13 @@ class EngineApp:
 
     def failed(self, error: BaseException) -> None:
         """The engine's loop died: end the process, so that whoever started it sees it (from the engine's
-        thread).
+        thread). Clients see their connections close.
         """
         self.error = error
-        self._loop.call_soon_threadsafe(setattr, self._server, "should_exit", True)
+        self._loop.call_soon_threadsafe(self._die)
+
+    def _die(self) -> None:
+        self._server.should_exit = self._server.force_exit = True
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] != "http":
@@ -118,7 +118,6 @@ class EngineApp:
             await _answer(send, 400, {"error": {"message": str(error)}})
 
     async def _generate(self, body: dict, receive, send) -> None:
-        started = time.monotonic()
         try:
             request = GenerateRequest.parse(body)
             rid = request.rid
@@ -133,10 +132,10 @@ class EngineApp:
         watch = asyncio.create_task(self._watch(receive, rid))
         try:
             if request.stream:
-                await _stream(send, waiter, request, started)
+                await _stream(send, waiter, request)
             else:
                 await waiter.event.wait()
-                await _answer(send, 200, _rendered(waiter.latest, request, started))
+                await _answer(send, 200, request.answer(waiter.latest))
         finally:
             watch.cancel()
             del self._waiters[rid]
@@ -155,15 +154,15 @@ class EngineApp:
         return 200, None
 
     async def _pause(self, body: dict):
-        await self._done(self.engine.pause(body.get("mode") or "abort"))
+        await asyncio.wrap_future(self.engine.pause(body.get("mode") or "abort"))
         return 200, {"message": "Generation paused successfully.", "status": "ok"}
 
     async def _continue(self, body: dict):
-        await self._done(self.engine.resume())
+        await asyncio.wrap_future(self.engine.resume())
         return 200, {"message": "Generation continued successfully.", "status": "ok"}
 
     async def _flush(self, body: dict):
-        if await self._done(self.engine.flush()):
+        if await asyncio.wrap_future(self.engine.flush()):
             return 200, "Cache flushed.\n"
         return 400, "Cache not flushed because there are running requests.\n"
 
@@ -176,7 +175,9 @@ class EngineApp:
         if body.get("abort_all_requests"):
             self.engine.abort()
         try:
-            await self._done(self.engine.update(path, version, keep_kv=body.get("flush_cache") is False))
+            await asyncio.wrap_future(
+                self.engine.update(path, version, keep_kv=body.get("flush_cache") is False)
+            )
         except TrainerError as error:
             return 400, {"success": False, "message": str(error), "num_paused_requests": 0}
         message = "Succeeded to update model weights."
@@ -188,7 +189,7 @@ class EngineApp:
         version = field_of(body, "new_version", str)
         if body.get("abort_all_requests", True):
             self.engine.abort()
-        await self._done(self.engine.set_version(version))
+        await asyncio.wrap_future(self.engine.set_version(version))
         return 200, {
             "success": True,
             "message": f"Weight version updated to {version}",
@@ -196,56 +197,27 @@ class EngineApp:
         }
 
     async def _release(self, body: dict):
-        await self._done(self.engine.release())
+        await asyncio.wrap_future(self.engine.release())
         return 200, None
 
     async def _occupy(self, body: dict):
-        await self._done(self.engine.occupy())
+        await asyncio.wrap_future(self.engine.occupy())
         return 200, None
 
     async def _checksum(self, body: dict):
         action = body.get("action") or "checksum"
         if action != "checksum":
             raise RequestError(f"weights_checker action {action!r} is not supported, only 'checksum'")
-        checksums = await self._done(self.engine.checksums())
+        checksums = await asyncio.wrap_future(self.engine.checksums())
         overall = _overall(checksums)
         rank = {"checksums": checksums, "per_gpu_checksum": overall}
         return 200, {"success": True, "message": "Success", "ranks": [rank], "per_engine_checksum": overall}
 
     async def _model_info(self, body: dict):
-        return 200, {
-            "model_path": self.engine.model_path,
-            "tokenizer_path": None,
-            "is_generation": True,
-            "preferred_sampling_params": None,
-            "weight_version": self.engine.generation.version,
-            "model_type": "qwen3",
-            "architectures": ["Qwen3ForCausalLM"],
-        }
+        return 200, self.engine.model_info()
 
     async def _server_info(self, body: dict):
-        generation = self.engine.generation
-        return 200, {
-            "model_path": self.engine.model_path,
-            "server": "gyre-embedded",
-            "device": self.engine.device,
-            "dtype": self.engine.dtype,
-            "skip_tokenizer_init": True,
-            "context_length": generation.context,
-            "max_req_input_len": generation.context - 1,
-            "max_running_requests": generation.max_running,
-            "vocab_size": generation.config.vocab,
-            "weight_version": generation.version,
-            "startup_time": self._started,
-            "internal_states": [
-                {
-                    "running": len(generation.running),
-                    "waiting": len(generation.waiting),
-                    "paused": generation.paused,
-                    "released": self.engine.released,
-                }
-            ],
-        }
+        return 200, self.engine.server_info() | {"startup_time": self._started}
 
     async def _health(self, body: dict):
         return (200 if self.engine.alive else 503), None
@@ -253,37 +225,12 @@ class EngineApp:
     async def _ready(self, body: dict):
         return (200 if self.engine.ready else 503), None
 
-    @staticmethod
-    async def _done(future):
-        return await asyncio.wrap_future(future)
-
 
 def _overall(checksums: dict[str, str]) -> str:
     return hashlib.sha256("".join(n + checksums[n] for n in sorted(checksums)).encode()).hexdigest()
 
 
-def _rendered(output: Output, request: GenerateRequest, started: float) -> dict:
-    """SGLang's answer for `output`; ids and log-probs are cumulative."""
-    meta = {
-        "id": output.rid,
-        "finish_reason": output.finish,
-        "prompt_tokens": output.prompt_tokens,
-        "weight_version": output.spans[-1][0],
-        "num_retractions": output.retractions,
-    }
-    if request.return_logprob:
-        pairs = zip(output.logprobs, output.output_ids, strict=True)
-        meta["input_token_logprobs"] = []
-        meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
-    meta["completion_tokens"] = len(output.output_ids)
-    meta["cached_tokens"] = output.cached_tokens
-    if output.finish:
-        meta["weight_versions"] = [{"version": v, "start": a, "end": b} for v, a, b in output.spans]
-        meta["e2e_latency"] = time.monotonic() - started
-    return {"output_ids": output.output_ids, "meta_info": meta}
-
-
-async def _stream(send, waiter: _Waiter, request: GenerateRequest, started: float) -> None:
+async def _stream(send, waiter: _Waiter, request: GenerateRequest) -> None:
     await _start(send, 200, b"text/event-stream; charset=utf-8")
     finished = False
     while not finished:
@@ -291,7 +238,7 @@ async def _stream(send, waiter: _Waiter, request: GenerateRequest, started: floa
         waiter.event.clear()
         output = waiter.latest
         finished = output.finish is not None
-        await _event(send, _rendered(output, request, started))
+        await _event(send, request.answer(output))
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
 
@@ -343,15 +290,19 @@ async def _body(receive) -> dict:
 
 
 class _Server(uvicorn.Server):
-    """Calls `ready` once requests are accepted."""
+    """Calls `ready` once requests are accepted, and `stopping` when no more are."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]):
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], stopping: Callable[[], object]):
         super().__init__(config)
-        self._ready = ready
+        self._ready, self._stopping = ready, stopping
 
     async def startup(self, sockets=None) -> None:
         await super().startup(sockets)
         self._ready()
+
+    async def shutdown(self, sockets=None) -> None:
+        self._stopping()
+        await super().shutdown(sockets)
 
 
 def print_ready(url: str) -> None:
@@ -388,7 +339,7 @@ async def _serve(model: str, bound: socket.socket, ready: Callable[[], None], en
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_GRACE_S,
     )
-    server = _Server(config, ready)
+    server = _Server(config, ready, stopping=engine.abort)  # clients get what they have
     app.bind(engine, server)
     engine.start()
     await server.serve([bound])
@@ -432,25 +383,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of the model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--weight-version", default="default", help="version of the weights in --model")
+    parser.add_argument("--weight-version", dest="version", default="default", help="of --model")
     parser.add_argument("--seed", type=int, help="of requests that bring no sampling_seed")
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
-    options = parser.parse_args(arguments)
-    if options.exit_with_parent:
+    options = vars(parser.parse_args(arguments))
+    if options.pop("exit_with_parent"):
         _exit_at_end_of_stdin()
     try:
-        serve(
-            options.model,
-            host=options.host,
-            port=options.port,
-            version=options.weight_version,
-            max_running=options.max_running,
-            context_length=options.context_length,
-            threads=options.threads,
-            device=options.device,
-            dtype=options.dtype,
-            seed=options.seed,
-        )
+        serve(**options)
     except TrainerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

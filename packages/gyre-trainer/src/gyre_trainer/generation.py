@@ -91,14 +91,14 @@ class _Sequence:
 
     def output(self, version: str, finish: dict | None) -> Output:
         ids = self.tokens[self.prompt_tokens :]
-        ends = [start for _, start in self.starts[1:]] + [len(ids)]
-        spans = [(v, start, end) for (v, start), end in zip(self.starts, ends, strict=True)]
+        starts = self.starts or [(version, 0)]
+        ends = [start for _, start in starts[1:]] + [len(ids)]
         return Output(
             rid=self.rid,
             prompt_tokens=self.prompt_tokens,
             output_ids=ids,
             logprobs=self.logprobs.copy(),
-            spans=spans or [(version, 0, 0)],
+            spans=[(v, start, end) for (v, start), end in zip(starts, ends, strict=True)],
             cached_tokens=self.cached_tokens,
             retractions=self.retractions,
             finish=finish,
@@ -152,20 +152,15 @@ class Slots:
         self.busy[slot], self.used[slot] = False, self._clock
 
     def forget(self) -> None:
-        """Make every row unusable for reuse, and idle slots empty. Busy slots keep what their sequence
-        needs.
-        """
+        """Make all rows unusable for reuse and idle slots empty; a busy slot still serves its sequence."""
         self.keys[:] = -1
         self.used[~self.busy] = 0
         self.lengths[~self.busy] = 0
 
 
 class Generation:
-    """See the module docstring. `cached` idle sessions' KV is kept besides that of `max_running` running
-    sequences.
-
-    `context`: most tokens of prompt and output together. `seed`: of the requests that bring no seed of
-    their own.
+    """See the module docstring. `context`: most tokens of prompt and output together. `cached`: idle slots
+    kept besides those of `max_running` sequences. `seed`: of the requests that bring none of their own.
     """
 
     def __init__(
@@ -197,43 +192,21 @@ class Generation:
         """Whether `step` has nothing to do."""
         return self.paused or self.cache is None or not (self.running or self.waiting)
 
-    def check(self, input_ids: list[int], sampling: Sampling) -> None:
-        """Raise RequestError for a request that cannot be served. Reads constants: any thread may call it."""
-        if not input_ids:
-            raise RequestError("input_ids is empty")
-        if min(input_ids) < 0 or max(input_ids) >= self.config.vocab:
-            raise RequestError(f"input_ids must lie in the vocabulary, 0 to {self.config.vocab - 1}")
-        length = len(input_ids)
-        if length >= self.context:
-            raise RequestError(
-                f"The input ({length} tokens) is longer than the model's context length ({self.context})."
-            )
-        if sampling.max_new_tokens is not None and length + sampling.max_new_tokens > self.context:
-            raise RequestError(
-                f"Requested token count exceeds the model's context length of {self.context} tokens: "
-                f"{length} tokens of input and {sampling.max_new_tokens} new tokens."
-            )
-
     def add(
         self, rid: str, input_ids: list[int], sampling: Sampling, *, stream: bool = False, extra_key: str = ""
     ) -> None:
-        """Queue a request that passed `check`; `rid` must be new. With `stream`, every step reports its
-        output.
+        """Queue a request. `rid` must be new, `input_ids` not empty and in the vocabulary, and all tokens
+        fit. With `stream`, every step reports its output.
         """
         room = self.context - len(input_ids)
         limit = room if sampling.max_new_tokens is None else sampling.max_new_tokens
         stops = frozenset() if sampling.ignore_eos else sampling.stop_token_ids | self.config.eos
         chance = self._chance if sampling.seed is None else random.Random(sampling.seed)
-        self.waiting.append(
-            _Sequence(
-                rid, len(input_ids), sampling, stops, limit, chance, hash(extra_key), stream, list(input_ids)
-            )
-        )
+        key, tokens = hash(extra_key), list(input_ids)
+        self.waiting.append(_Sequence(rid, len(tokens), sampling, stops, limit, chance, key, stream, tokens))
 
     def step(self) -> list[Output]:
-        """One forward pass. Returns the output of every sequence that left, and of the streaming ones that
-        grew.
-        """
+        """One forward pass. Returns the outputs of the sequences that left and of the streaming ones."""
         if self.idle:
             return []
         self._admit()

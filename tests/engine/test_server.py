@@ -1,0 +1,178 @@
+"""The server as a process: what it prints, how it ends, and that no client can hurt it."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import httpx
+import pytest
+from gyre_trainer.engine_server import main
+
+WAIT_S = 30
+
+
+@pytest.fixture
+def client(server):
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
+        yield client
+
+
+def post(client: httpx.Client, path: str, **body) -> httpx.Response:
+    return client.post(path, json=body)
+
+
+def test_it_ends_when_standard_input_ends(models, start_server):
+    server = start_server(models["1"])
+    server.process.stdin.close()
+    assert server.process.wait(WAIT_S) == 0
+
+
+def test_sigterm_answers_what_is_running_with_its_partial_output(models, start_server):
+    server = start_server(models["1"])
+    body = {"input_ids": [5], "stream": True, "sampling_params": {"max_new_tokens": 250, "ignore_eos": True}}
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
+        assert post(client, "/pause_generation", mode="in_place").status_code == 200
+        with client.stream("POST", "/generate", json=body) as stream:
+            server.process.send_signal(signal.SIGTERM)
+            data = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+    assert data[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+    assert server.process.wait(WAIT_S) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("name", ["nowhere", "llama"])
+def test_a_model_it_cannot_serve_is_one_line_and_exit_1(tmp_path, capsys, name):
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text('{"model_type": "llama"}')
+    assert main(["--model", str(tmp_path / name)]) == 1
+    out, error = capsys.readouterr()
+    assert out == "" and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_a_taken_port_is_one_line_and_exit_1(models, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["--model", str(models["1"]), "--port", str(taken.getsockname()[1])]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: cannot listen on 127.0.0.1:") and error.count("\n") == 1
+
+
+def test_it_imports_neither_transformers_nor_megatron():
+    code = "import sys, gyre_trainer.engine_server; print({'transformers', 'megatron'} & set(sys.modules))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S)
+    assert ended.stdout == "set()\n"
+
+
+def test_spans_and_logprobs_over_an_update_in_the_middle_of_a_stream(client, models, references):
+    prompt = [5, 6, 7, 8]
+    body = {
+        "input_ids": prompt,
+        "stream": True,
+        "return_logprob": True,
+        "sampling_params": {"max_new_tokens": 240, "ignore_eos": True},
+    }
+    final = None
+    with client.stream("POST", "/generate", json=body) as stream:
+        for line in stream.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            first, final = final is None, json.loads(line[6:])
+            if first:
+                assert post(client, "/pause_generation", mode="retract").status_code == 200
+                update = {"model_path": str(models["2"]), "weight_version": "2", "flush_cache": True}
+                assert client.post("/update_weights_from_disk", json=update).json()["success"]
+                assert client.get("/get_model_info").json()["weight_version"] == "2"
+                assert post(client, "/continue_generation").status_code == 200
+    update = {"model_path": str(models["1"]), "weight_version": "1"}
+    assert client.post("/update_weights_from_disk", json=update).json()["success"]
+    meta, ids = final["meta_info"], final["output_ids"]
+    (old, new) = meta["weight_versions"]
+    assert (old["version"], old["start"], new["version"], new["end"]) == ("1", 0, "2", 240)
+    assert 0 < old["end"] == new["start"] < 240
+    logprobs = [entry[0] for entry in meta["output_token_logprobs"]]
+    cut = old["end"]
+    expected = references["1"].logprobs(prompt, ids[:cut])
+    expected += references["2"].logprobs(prompt + ids[:cut], ids[cut:])
+    assert logprobs == pytest.approx(expected, abs=2e-5)
+
+
+def test_released_memory_refuses_requests_until_resumed(client):
+    assert post(client, "/release_memory_occupation").status_code == 200
+    assert client.get("/ready").status_code == 503
+    assert client.get("/health").status_code == 200
+    refused = post(client, "/generate", input_ids=[5])
+    assert refused.status_code == 400 and "released" in refused.json()["error"]["message"]
+    assert post(client, "/resume_memory_occupation").status_code == 200
+    assert post(client, "/generate", input_ids=[5], sampling_params={"max_new_tokens": 2}).status_code == 200
+
+
+def test_release_is_refused_while_a_request_runs(client):
+    assert post(client, "/pause_generation", mode="in_place").status_code == 200
+    body = {"input_ids": [5], "rid": "held", "stream": True}
+    with client.stream("POST", "/generate", json=body):
+        assert post(client, "/continue_generation").status_code == 200
+        assert post(client, "/pause_generation", mode="in_place").status_code == 200
+        refused = post(client, "/release_memory_occupation")
+        assert refused.status_code in (200, 400)
+        running = client.get("/server_info").json()["internal_states"][0]["running"]
+        assert refused.status_code == (400 if running else 200)
+        assert post(client, "/abort_request", rid="held").status_code == 200
+        assert post(client, "/resume_memory_occupation").status_code == 200
+        assert post(client, "/continue_generation").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_dropped_connection_aborts_its_request(server, client, stream):
+    host, port = server.url.removeprefix("http://").split(":")
+    assert post(client, "/pause_generation", mode="in_place").status_code == 200
+    body = json.dumps({"input_ids": [5, 6], "stream": stream}).encode()
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+        head = f"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        until(client, lambda state: state["waiting"] == 1)
+    until(client, lambda state: state["waiting"] == 0)
+    assert post(client, "/continue_generation").status_code == 200
+
+
+def until(client: httpx.Client, reached) -> None:
+    """Ask for the server's state until `reached`, at most 2,000 times."""
+    states = (client.get("/server_info").json()["internal_states"][0] for _ in range(2000))
+    assert any(reached(state) for state in states)
+
+
+NONSENSE = [
+    *(b"", b"{bad", b"[1]", b'"x"', b"null", b"\xff\xfe"),
+    *(b'{"input_ids": [1e400]}', b'{"input_ids": {}}'),
+]
+
+
+@pytest.mark.parametrize("raw", NONSENSE)
+def test_nonsense_is_a_400_and_the_server_lives(client, raw):
+    answer = client.post("/generate", content=raw)
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+    assert client.get("/health").status_code == 200
+
+
+def test_unknown_paths_and_methods(client):
+    assert client.get("/nowhere").status_code == 404
+    assert client.get("/generate").status_code == 405
+    assert client.post("/get_model_info").status_code == 405
+
+
+def test_a_wrong_update_is_a_400_and_changes_nothing(client, tmp_path):
+    before = client.get("/get_model_info").json()
+    answer = post(client, "/update_weights_from_disk", model_path=str(tmp_path), weight_version="9")
+    assert answer.status_code == 400
+    assert answer.json()["success"] is False and "config.json" in answer.json()["message"]
+    assert post(client, "/update_weights_from_disk").status_code == 400
+    assert post(client, "/pause_generation", mode="gently").status_code == 400
+    assert post(client, "/weights_checker", action="snapshot").status_code == 400
+    assert client.get("/get_model_info").json() == before
+
+
+def test_the_standard_library_is_client_enough(server):
+    body = json.dumps({"input_ids": [5], "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}})
+    request = urllib.request.Request(server.url + "/generate", body.encode())
+    with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
+        assert len(json.load(answer)["output_ids"]) == 3
