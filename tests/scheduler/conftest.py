@@ -9,7 +9,6 @@ import json
 import random
 
 import pytest
-
 from gyre_scheduler.actions import (
     STANDALONE,
     Abort,
@@ -59,6 +58,8 @@ class RandomEnvironment:
         self.rerouted = False
         self.admitted = {}
         self.closed = set()
+        self.window_closed = False
+        self.publishing = False
         self.unclaimed = 0
         self.d = self.p = self.f = 0
         self.published = 0
@@ -102,7 +103,7 @@ class RandomEnvironment:
         self.deliver(Assessed(execution, valid))
 
     def happen_change(self, cell, role):
-        self.roles[cell] = role
+        self.roles[cell] = "restored" if role == "rollout" and self.publishing else role
         self.deliver(RoleChanged(cell, role))
 
     def happen_micro_step(self, step):
@@ -114,21 +115,27 @@ class RandomEnvironment:
         self.maybe_drain(step)
 
     def happen_drain(self, step):
+        self.window_closed = True
         self.deliver(StreamDrained(step))
 
     def happen_train(self, step):
         for group in self.admitted[step]:
             self.staleness.append(step - 1 - self.version_of[group])
             self.outstanding.remove(group)
+        self.window_closed = False
+        self.publishing = step % self.settings.mu == 0 or step == self.settings.steps
         self.deliver(StepTrained(step))
 
     def happen_publish(self, version):
         self.published = version
+        self.publishing = False
+        for cell, role in self.roles.items():
+            self.roles[cell] = "rollout" if role == "restored" else role
         self.deliver(Published(version))
         self.check_identity(version)
 
     def happen_back(self, cell):
-        self.roles[cell] = "rollout"
+        self.roles[cell] = "restored" if self.publishing else "rollout"
         self.deliver(CellBack(cell))
 
     def maybe_lose_cell(self):
@@ -192,7 +199,7 @@ class RandomEnvironment:
             assert not action.moves and self.roles[cell] == "training"
             self.roles[cell] = "to_rollout"
             return
-        assert self.roles[cell] == "rollout"
+        assert self.roles[cell] == "rollout" and not self.window_closed
         assert cell == 0 or self.roles[0] == "training"
         self.roles[cell] = "to_training"
         self.move(cell, action.moves)
@@ -280,6 +287,7 @@ class RandomEnvironment:
         assert 0 <= ledger.terminated <= ledger.launched <= ledger.dispatched
         assert (ledger.dispatched, ledger.launched, ledger.terminated) == (self.d, self.p, self.f)
         assert len(self.outstanding) <= self.settings.queue_depth
+        assert (ledger.staleness, ledger.age_replaced) == (self.staleness, self.replaced_age)
 
     def check_identity(self, version):
         if version % self.settings.mu or version == self.settings.steps:

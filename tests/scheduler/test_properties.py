@@ -2,13 +2,12 @@
 
 import json
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from gyre_scheduler.actions import Abort, Action, Finish
 from gyre_scheduler.events import Event
 from gyre_scheduler.replay import replay
 from gyre_scheduler.settings import SchedulerSettings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 SEEDS = st.integers(0, 2**32 - 1)
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
