@@ -95,15 +95,14 @@ def test_a_full_waterlevel_keeps_the_core_although_a_group_is_ready():
 
 
 def test_moves_go_to_the_standalone_pool_first_then_to_cells_in_descending_order():
-    scheduler = machine(cells=(4, 4, 4), standalone=2)
+    scheduler = machine(cells=(20, 6, 3), standalone=2)
     scheduler.handle(Started())
     for execution in list(scheduler.cells.place_of):
         scheduler.cells.release(execution)
-        scheduler.cells.put(execution, 1 if execution < "g00002-0" else 0)
-    assert len(scheduler.cells.places[0]) == 6
+        scheduler.cells.put(execution, 0 if execution < "g00003-0" else 1)
     scheduler.cells.roles[0] = "to_training"
     moves = scheduler.cells.leave(0)
-    assert list(moves.values()) == [STANDALONE, STANDALONE, 2, 2, 2, 2]
+    assert list(moves.values()) == [STANDALONE, STANDALONE, 2, 2, 2, 1]
 
 
 def test_a_satellite_joins_only_with_supply_and_only_while_the_window_is_open():
