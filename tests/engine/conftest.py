@@ -27,7 +27,7 @@ def _make_model(directory: Path, seed: int, **changes) -> Path:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 8,
-        "max_position_embeddings": 256,
+        "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
         "eos_token_id": EOS,
         "bos_token_id": None,

@@ -19,7 +19,7 @@ class Running:
         self.outputs: queue.Queue = queue.Queue()
         self.failures: queue.Queue = queue.Queue()
         self.engine = Engine(
-            model, self._deliver, self.failures.put, version="1", context_length=200, seed=0, **options
+            model, self._deliver, self.failures.put, version="1", context_length=4000, seed=0, **options
         )
         self.engine.start()
 
@@ -191,9 +191,12 @@ def test_commands_take_effect_in_the_order_sent(run):
 
 def test_an_update_in_the_middle_of_a_request_is_seen_in_its_spans(run, models):
     running = run()
-    running.engine.submit(request("a", new=150, stream=True))
+    running.engine.submit(request("a", new=3900, stream=True))
     running.next()
     running.engine.update(str(models["2"]), "2").result(WAIT_S)
+    while running.next().spans[-1][0] == "1":
+        pass
+    running.engine.abort("a")
     (output,) = running.finals(1).values()
     assert [version for version, _, _ in output.spans] == ["1", "2"]
     assert running.engine.model_path == str(models["2"])
@@ -254,5 +257,5 @@ def test_a_fault_of_the_model_is_reported_and_ends_the_thread(run, monkeypatch):
 
 
 def test_a_context_the_model_was_not_made_for_is_refused(models):
-    with pytest.raises(EngineError, match="between 2 and 256"):
-        Engine(models["1"], print, print, context_length=257)
+    with pytest.raises(EngineError, match="between 2 and 4096"):
+        Engine(models["1"], print, print, context_length=4097)

@@ -190,11 +190,8 @@ class EngineApp:
         if body.get("abort_all_requests", True):
             self.engine.abort()
         await asyncio.wrap_future(self.engine.set_version(version))
-        return 200, {
-            "success": True,
-            "message": f"Weight version updated to {version}",
-            "new_version": version,
-        }
+        message = f"Weight version updated to {version}"
+        return 200, {"success": True, "message": message, "new_version": version}
 
     async def _release(self, body: dict):
         await asyncio.wrap_future(self.engine.release())
@@ -349,9 +346,7 @@ async def _serve(model: str, bound: socket.socket, ready: Callable[[], None], en
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet: until the model is loaded, clients are refused and never
-    kept waiting.
-    """
+    """A bound socket that does not listen yet: until the model is loaded, clients are refused."""
     try:
         family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind)
