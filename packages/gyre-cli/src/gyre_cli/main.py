@@ -80,9 +80,9 @@ def model_tiny(
     from rich.console import Console
 
     with Bar(console=Console(stderr=True)) as bar:
-        task = bar.add_task("warm start", total=1.0)
-        result = build(out, seed=seed, progress=lambda share: bar.update(task, completed=share))
-    emit(result) if json else print(f"{out}: {result['parameters']:,} parameters, vocabulary {result['vocabulary']}")
+        task = bar.add_task("warm start", total=None)
+        build(out, seed=seed, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    emit({"model": str(out), "seed": seed}) if json else print(out)
 
 
 @app.command()
@@ -98,6 +98,76 @@ def report(
     emit({"report": str(path)}) if json else print(path)
 
 
+@proxy_app.command("serve")
+def proxy_serve(
+    tokenizer: Annotated[Path, typer.Option(help="Hugging Face directory with tokenizer and chat template.")],
+    record: Annotated[Path, typer.Option(help="Run log to append to.")],
+    engine: Annotated[list[str], typer.Option(help="Base URL of an engine; repeatable.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free port.")] = 0,
+    admin_token_env: Annotated[str | None, typer.Option(help="Variable with the admin token; opens the admin API.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Serve only keys issued through the admin API.")] = False,
+    model: Annotated[str, typer.Option(help="Name that /v1/models lists.")] = "gyre",
+    context_length: Annotated[int | None, typer.Option(help="Tokens; the tokenizer directory's if absent.")] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature of every call.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus of every call.")] = 1.0,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Limit of an answer whose client names none.")] = None,
+    tool_parser: Annotated[str, typer.Option(help="How tool calls are read from the output.")] = "hermes",
+) -> None:
+    """Serve Messages, Chat Completions and Responses in front of engines, recording exact tokens."""
+    from gyre_proxy.errors import ProxyError
+    from gyre_proxy.service import serve
+    from gyre_proxy.settings import Settings, token_from_environment
+
+    try:
+        settings = Settings(
+            tokenizer=tokenizer,
+            record=record,
+            engines=tuple(engine),
+            host=host,
+            port=port,
+            admin_token=token_from_environment(admin_token_env),
+            strict=strict,
+            model=model,
+            context_length=context_length,
+            temperature=temperature,
+            top_p=top_p,
+            max_new_tokens=max_new_tokens,
+            tool_parser=tool_parser,
+        )
+        serve(settings)
+    except ProxyError as error:
+        raise MisuseError(str(error)) from None
+
+
+@engine_app.command("serve")
+def engine_serve(
+    model: Annotated[Path, typer.Option(help="Hugging Face directory of a dense Qwen3 model.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free port.")] = 0,
+    max_running: Annotated[int, typer.Option(help="Sequences in one step.")] = 32,
+    context_length: Annotated[int | None, typer.Option(help="Most tokens of prompt and output together.")] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
+    device: Annotated[str, typer.Option(help="Torch device.")] = "cpu",
+) -> None:
+    """Serve a model with the embedded engine, through SGLang's HTTP API."""
+    from gyre_trainer.engine_server import serve
+    from gyre_trainer.errors import TrainerError
+
+    try:
+        serve(
+            model=str(model),
+            host=host,
+            port=port,
+            max_running=max_running,
+            context_length=context_length,
+            threads=threads,
+            device=device,
+        )
+    except TrainerError as error:
+        raise MisuseError(str(error)) from None
+
+
 @tree_app.command("inspect")
 def tree_inspect(
     log: Annotated[Path, typer.Argument(help="A run.jsonl.")],
@@ -105,9 +175,9 @@ def tree_inspect(
     json: Json = False,
 ) -> None:
     """Show the trajectory trees of a run log."""
-    from gyre_cli.trees import inspect, show
+    from gyre_cli.trees import inspect_log, show
 
-    result = inspect(log, execution)
+    result = inspect_log(log, execution)
     emit(result) if json else show(log, result, execution)
 
 

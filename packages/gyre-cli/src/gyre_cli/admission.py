@@ -1,0 +1,129 @@
+"""Training admission: recorded executions of a ready group become what the trainer consumes (paper section 5.3).
+
+Reads the run log alone, so what is trained was durable first. Invariant: every sampled token of the run ends in exactly one
+of trained or excluded, each exclusion with a reason (`Ledger`). An execution is admitted at most once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from gyre_trainer.rows import TrainingExecution
+from gyre_trajtree import (
+    RecordedExecution,
+    RunLogTail,
+    Tree,
+    account,
+    executions,
+    group_advantages,
+    infer_roles,
+    sample_trajectories,
+)
+
+UNCAPPED = 1 << 30
+"""J_max where the setting says that all trajectories are taken."""
+
+
+class History:
+    """The run log of a run in progress, by execution."""
+
+    def __init__(self, log: Path) -> None:
+        self._tail = RunLogTail(log)
+        self.executions: dict[str, RecordedExecution] = {}
+
+    def refresh(self) -> None:
+        """Take in what was appended since the last call."""
+        for identity, fresh in executions(self._tail.poll()).items():
+            known = self.executions.setdefault(identity, RecordedExecution(identity))
+            known.states += fresh.states
+            known.calls += fresh.calls
+            known.assessments += fresh.assessments
+
+    def of(self, execution: str) -> RecordedExecution:
+        return self.executions.setdefault(execution, RecordedExecution(execution))
+
+
+@dataclass
+class Ledger:
+    """Where the sampled tokens of the run went, summed over executions."""
+
+    sampled: int = 0
+    trained: int = 0
+    excluded: Counter[str] = field(default_factory=Counter)
+    roles: Counter[str] = field(default_factory=Counter)
+    """Trajectories admitted, by role."""
+
+    def add(self, tokens: dict) -> None:
+        """Add one execution's account (`gyre_trajtree.account`)."""
+        self.sampled += tokens["sampled"]
+        self.trained += tokens["trained"]
+        self.excluded.update(tokens["excluded"])
+
+
+@dataclass(frozen=True)
+class AdmittedGroup:
+    """One consumed group: what the trainer gets and what the metrics say of it."""
+
+    executions: list[TrainingExecution]
+    rewards: list[float]
+    """Valid rewards; the unresolved are absent."""
+    trained_tokens: int
+    trajectories: int
+
+
+class Admission:
+    """Admits groups of executions and keeps the token ledger of the run."""
+
+    def __init__(self, history: History, j_max: int, normalise: str, seed: int) -> None:
+        """`j_max` 0 takes all trajectories; `seed` decides the draws, whatever the order of admission."""
+        self.history = history
+        self.ledger = Ledger()
+        self._j_max = j_max or UNCAPPED
+        self._normalise = normalise
+        self._seed = seed
+        self._admitted: set[str] = set()
+
+    def admit(self, members: list[str]) -> AdmittedGroup:
+        """Admit the executions of one ready group, given in the order of their numbers."""
+        self.history.refresh()
+        recorded = [self.history.of(execution) for execution in members]
+        advantages = group_advantages([each.reward for each in recorded], self._normalise)
+        admitted = [
+            self._execution(each, advantage)
+            for each, advantage in zip(recorded, advantages, strict=True)
+            if advantage is not None
+        ]
+        return AdmittedGroup(
+            executions=admitted,
+            rewards=[each.reward for each in recorded if each.reward is not None],
+            trained_tokens=sum(execution.target_count for execution in admitted),
+            trajectories=sum(len(execution.rows) for execution in admitted),
+        )
+
+    def close(self) -> Ledger:
+        """Account for the tokens of every execution that was not admitted; the ledger is then whole."""
+        self.history.refresh()
+        for execution, recorded in self.history.executions.items():
+            if execution in self._admitted or not recorded.calls:
+                continue
+            reason = "unresolved" if recorded.closed and recorded.reward is None else "not-consumed"
+            tree = Tree.from_calls(recorded.calls)
+            self.ledger.add(account(tree, [], infer_roles(tree), unselected=reason))
+        return self.ledger
+
+    def _execution(self, recorded: RecordedExecution, advantage: float) -> TrainingExecution:
+        """Tree, roles, draws and rows of one execution; one without calls (a placeholder) has no rows."""
+        self._admitted.add(recorded.id)
+        if not recorded.calls:
+            return TrainingExecution(recorded.id, advantage)
+        tree = Tree.from_calls(recorded.calls)
+        roles = infer_roles(tree)
+        generator = np.random.default_rng([self._seed, zlib.crc32(recorded.id.encode())])
+        trajectories = sample_trajectories(tree, roles, self._j_max, generator)
+        self.ledger.add(account(tree, trajectories, roles))
+        self.ledger.roles.update(trajectory.role for trajectory in trajectories)
+        return TrainingExecution.from_trajectories(recorded.id, advantage, trajectories)

@@ -1,0 +1,126 @@
+"""The proxy process of a run: start it, talk to its admin API, end it. One object owns one process and its group.
+
+Invariant: while the object is open, every call of a harness reaches a live proxy or the run fails with one clear line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+
+from gyre_cli.errors import RunFailed
+
+ADMIN_TOKEN_VARIABLE = "GYRE_PROXY_ADMIN_TOKEN"
+
+
+class ProxyProcess:
+    """`python -m gyre_proxy` as a child in its own process group; it also ends when its standard input closes."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str, token: str, log: Path) -> None:
+        self.url = url
+        self._process = process
+        self._log = log
+        self._client = httpx.AsyncClient(
+            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30.0, trust_env=False
+        )
+
+    @classmethod
+    async def start(cls, arguments: Sequence[str], log: Path, timeout_s: float = 60.0) -> ProxyProcess:
+        """Start a proxy with the given arguments; standard error goes to `log`. Raises RunFailed with its last line."""
+        token = secrets.token_urlsafe(24)
+        with log.open("ab") as stderr:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gyre_proxy", *arguments),
+                *("--admin-token-env", ADMIN_TOKEN_VARIABLE, "--exit-with-parent"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, ADMIN_TOKEN_VARIABLE: token},
+                start_new_session=True,
+            )
+        try:
+            async with asyncio.timeout(timeout_s):
+                line = await process.stdout.readline()
+            if not line:
+                raise RunFailed(f"the proxy did not start: {last_line(log)}")
+            return cls(process, orjson.loads(line)["url"], token, log)
+        except BaseException as error:
+            await _end(process)
+            if isinstance(error, TimeoutError):
+                raise RunFailed(f"the proxy did not answer within {timeout_s:g} s; see {log}") from None
+            raise
+
+    async def wait_ended(self) -> str:
+        """Wait until the process ends by itself; returns what it said last."""
+        await self._process.wait()
+        return last_line(self._log)
+
+    async def register(self, execution: str, engine: str, deadline: float) -> tuple[str, str]:
+        """Make an execution known; returns its base URL and its key. `deadline` in unix seconds."""
+        body = {"id": execution, "engine": engine, "deadline": deadline}
+        answer = await self._ask("POST", "/admin/executions", body)
+        return answer["base_url"], answer["key"]
+
+    async def close_execution(self, execution: str) -> None:
+        """No later call of this execution is served."""
+        await self._ask("POST", f"/admin/executions/{execution}/close", {})
+
+    async def set_engines(self, engines: list[dict[str, Any]]) -> None:
+        """Replace the engine table: objects with url, admitting and version."""
+        await self._ask("PUT", "/admin/engines", {"engines": engines})
+
+    async def reroute(self, source: str, moves: dict[str, str], deadline_s: float = 60.0) -> dict[str, int]:
+        """Empty `source`: its calls in flight continue at their executions' new engines."""
+        body = {"source": source, "moves": moves, "deadline_s": deadline_s}
+        return await self._ask("POST", "/admin/reroute", body, timeout=deadline_s + 10.0)
+
+    async def status(self) -> dict[str, Any]:
+        return await self._ask("GET", "/admin/status")
+
+    async def _ask(self, method: str, path: str, body: Any = None, timeout: float = 30.0) -> Any:
+        content = None if body is None else orjson.dumps(body)
+        try:
+            answer = await self._client.request(method, path, content=content, timeout=timeout)
+        except httpx.HTTPError as error:
+            said = last_line(self._log) if self._process.returncode is not None else repr(error)
+            raise RunFailed(f"the proxy did not answer {method} {path}: {said}") from error
+        if answer.status_code >= 400:
+            raise RunFailed(f"the proxy refused {method} {path}: {answer.status_code} {answer.text[:300]}")
+        return orjson.loads(answer.content)
+
+    async def stop(self) -> None:
+        """End the process and its group."""
+        await self._client.aclose()
+        await _end(self._process)
+
+
+async def _end(process: asyncio.subprocess.Process, grace_s: float = 5.0) -> None:
+    if process.stdin:
+        process.stdin.close()
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, sign)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await process.wait()
+
+
+def last_line(log: Path) -> str:
+    """The last non-empty line of a process's log, or where to look."""
+    with contextlib.suppress(OSError):
+        lines = [line for line in log.read_bytes()[-4000:].decode(errors="replace").splitlines() if line.strip()]
+        if lines:
+            return lines[-1].strip()
+    return f"it said nothing; see {log}"

@@ -1,0 +1,66 @@
+"""`gyre tree inspect`: what a run log holds, as a table for people or an object for machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gyre_trajtree import ROLES, Tree, TrajtreeError, executions, infer_roles, inspect, read_run_log
+from rich.console import Console
+from rich.table import Table
+from rich.tree import Tree as Picture
+
+from gyre_cli.errors import MisuseError
+
+SHOWN = 40
+"""Executions that the table lists before it only counts them."""
+
+
+def inspect_log(log: Path, execution: str | None = None) -> dict[str, Any]:
+    """Summaries of the executions of a run log. Raises MisuseError for a log that cannot be read."""
+    try:
+        result = inspect(read_run_log(log), execution)
+    except TrajtreeError as error:
+        raise MisuseError(str(error)) from None
+    if execution is not None and not result["executions"]:
+        raise MisuseError(f"{log} holds no execution {execution!r}")
+    return result
+
+
+def show(log: Path, result: dict[str, Any], execution: str | None) -> None:
+    """Print what `inspect_log` found; one execution is drawn as a tree."""
+    console = Console()
+    if execution is not None:
+        console.print(draw(log, execution))
+    table = Table(box=None, header_style="dim")
+    for name in ("execution", "reward", "calls", "leaves", "unique tokens", "expanded", *ROLES):
+        table.add_column(name, justify="left" if name == "execution" else "right")
+    for row in result["executions"][:SHOWN]:
+        table.add_row(row["id"], *_figures(row, row["reward"]))
+    totals = result["totals"]
+    table.add_row(f"all {totals['executions']}", *_figures(totals, totals["mean_reward"]), style="bold")
+    console.print(table)
+    if len(result["executions"]) > SHOWN:
+        console.print(f"first {SHOWN} of {len(result['executions'])} executions; --json lists all", style="dim")
+
+
+def draw(log: Path, execution: str) -> Picture:
+    """The calls of one execution as a tree: tokens read + sampled, finish, versions, roles at the leaves."""
+    tree = Tree.from_calls(executions(read_run_log(log))[execution].calls)
+    roles = infer_roles(tree)
+    picture = Picture(f"[bold]{execution}[/bold]")
+    places: dict[int, Picture] = {}
+    for node in tree.nodes:
+        call = node.call
+        label = f"{call.id[:12]}  +{len(call.input_ids)} read, {len(call.output_ids)} sampled, {call.finish}"
+        label += "".join(f", v{version}" for version in sorted({span[0] for span in call.versions}))
+        if node.id in roles:
+            label += f"  [cyan]{roles[node.id].role}[/cyan] ({roles[node.id].confidence:.2f})"
+        parent = places[node.parent.index] if node.parent else picture
+        places[node.index] = parent.add(label)
+    return picture
+
+
+def _figures(row: dict[str, Any], reward: float | None) -> list[str]:
+    counts = [f"{row[key]:,}" for key in ("calls", "leaves", "unique_tokens", "expanded_tokens")]
+    return ["-" if reward is None else f"{reward:.3f}", *counts, *(str(row["roles"].get(role, "")) for role in ROLES)]
