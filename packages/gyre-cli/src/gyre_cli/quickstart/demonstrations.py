@@ -31,7 +31,7 @@ UNDELEGATED = 0.60
 """Share of `task` items written directly, which the harness denies."""
 EARLY = 0.04
 """Share of turns that stop although items are left."""
-MALFORMED = 0.02
+MALFORMED = 0.05
 """Share of turns with a tool call that does not parse."""
 LAZY_SUMMARY = 0.45
 """Share of summaries that forget the pending item."""
