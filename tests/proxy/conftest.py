@@ -9,8 +9,8 @@ from gyre_proxy.codec import Codec
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from proxy_stage import FakeEngine, Proxy, Stage  # noqa: E402
-from proxy_tokenizer import build_tokenizer  # noqa: E402
+from proxy_stage import FakeEngine, Proxy, Stage
+from proxy_tokenizer import build_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,12 +18,20 @@ ADMIN = {"authorization": "Bearer admin-secret"}
 DEADLINE_S = 20
 
 
+def wait_until(condition: Callable[[], object]) -> None:
+    """Poll until the condition holds; fails after DEADLINE_S."""
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, f"{condition} did not hold within {DEADLINE_S} s"
+        time.sleep(0.005)
+
+
 class FakeEngine:
     """SGLang's /generate and /abort_request, playing a script.
 
     Script items are texts (ended by the turn-end token) or (text, "length"). The log-prob of the token at
-    position p of prompt plus output is -p / 1000, whichever engine samples it. With `hold_after = n` a request
-    stops after n tokens until it is aborted or `release()`.
+    position p of prompt plus output is -p / 1000, whichever engine samples it. With `hold_after = n` a
+    request stops after n tokens until it is aborted or `release()`.
     """
 
     def __init__(self, codec: Codec, script: list, version: int = 0) -> None:
@@ -95,6 +104,9 @@ class FakeEngine:
             head = [(b"content-type", b"text/event-stream")]
             await send({"type": "http.response.start", "status": 200, "headers": head})
         for count in range(len(tokens) + 1):
+            if given["stream"] and count:
+                data = b"data: " + orjson.dumps(self._payload(given, tokens[:count], None)) + b"\n\n"
+                await send({"type": "http.response.body", "body": data, "more_body": True})
             if count == self.die_after:
                 return
             if count == self.hold_after and not self._released.is_set():
@@ -106,11 +118,6 @@ class FakeEngine:
             if aborted.is_set():
                 tokens, finish = tokens[:count], "abort"
                 break
-            if given["stream"] and count:
-                data = orjson.dumps(self._payload(given, tokens[:count], None))
-                await send(
-                    {"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True}
-                )
         final = self._payload(given, tokens, finish)
         if given["stream"]:
             data = b"data: " + orjson.dumps(final) + b"\n\ndata: [DONE]\n\n"

@@ -4,7 +4,10 @@ import anthropic
 import openai
 import pytest
 
-CALL = '<think>\nlook\n</think>\n\nI look.\n<tool_call>\n{"name": "shell", "arguments": {"cmd": "ls"}}\n</tool_call>'
+CALL = (
+    "<think>\nlook\n</think>\n\nI look.\n"
+    '<tool_call>\n{"name": "shell", "arguments": {"cmd": "ls"}}\n</tool_call>'
+)
 SCRIPT = [CALL, "Two files.", "Bye é☃."]
 PARAMETERS = {"type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]}
 

@@ -183,7 +183,7 @@ def _assistant(blocks: list[Mapping]) -> Message:
         if kind == "thinking":
             reasoning.append(text_field(block, "thinking", ""))
         elif kind == "tool_use":
-            arguments = json_text(mapping(block.get("input") or {}, "tool_use input"))
+            arguments = json_text(block.get("input") or {})
             calls.append(ToolCall(text_field(block, "id"), text_field(block, "name"), arguments))
         else:
             texts.append(_text(block, "an assistant message"))

@@ -1,0 +1,100 @@
+"""The proxy as a process of its own: ready line, end with its parent, full disk, one-line errors."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+from gyre_trajtree import Call, read_run_log
+from proxy_stage import DEADLINE_S
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "go"}]}
+
+
+@pytest.fixture
+def start():
+    """start(*arguments) -> the running process; killed with its group at the end."""
+    processes = []
+
+    def begin(*arguments, **more):
+        command = [sys.executable, "-m", "gyre_proxy", *map(str, arguments)]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            **more,
+        )
+        processes.append(process)
+        return process
+
+    yield begin
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=DEADLINE_S)
+
+
+def test_the_process_says_its_url_serves_and_ends_with_its_parent(
+    start, stage, codec, tokenizer_dir, tmp_path
+):
+    engine = stage.engine(codec, ["Hello."])
+    record = tmp_path / "run.jsonl"
+    process = start(
+        "--tokenizer", tokenizer_dir, "--record", record, "--engine", engine.url, "--exit-with-parent"
+    )
+    facts = json.loads(process.stdout.readline())
+    assert facts["mode"] == "suffix" and facts["context_length"] == 4096
+    answer = httpx.post(f"{facts['url']}/x/e/v1/chat/completions", json=BODY, timeout=DEADLINE_S).json()
+    assert answer["choices"][0]["message"]["content"] == "Hello."
+    process.stdin.close()
+    process.stdin = None
+    assert process.wait(DEADLINE_S) == 0
+    assert sum(isinstance(r, Call) for r in read_run_log(record)) == 1
+
+
+def test_a_full_disk_withholds_the_answer_and_service_resumes_with_space(
+    start, stage, codec, tokenizer_dir, tmp_path
+):
+    engine = stage.engine(codec, ["Hello."])
+    record = tmp_path / "run.jsonl"
+
+    def small_disk():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600, resource.RLIM_INFINITY))
+
+    process = start(
+        "--tokenizer", tokenizer_dir, "--record", record, "--engine", engine.url, preexec_fn=small_disk
+    )
+    url = json.loads(process.stdout.readline())["url"] + "/x/e/v1/"
+    answer = httpx.post(url + "chat/completions", json=BODY, timeout=DEADLINE_S)
+    assert answer.status_code == 503 and "disk is full" in answer.json()["error"]["message"]
+    assert "Hello" not in answer.text
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.post(url + "messages", json={**BODY, "messages": [*BODY["messages"]] * 2, "stream": True})
+    assert [type(r).__name__ for r in read_run_log(record)] == ["Header"]
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert httpx.post(url + "chat/completions", json=BODY, timeout=DEADLINE_S).status_code == 200
+    assert sum(isinstance(r, Call) for r in read_run_log(record)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tokenizer", "/nonexistent"], "no tokenizer.json"),
+        (["--engine", "localhost:1"], "must be a URL"),
+        (["--strict"], "admin token"),
+        (["--admin-token-env", "GYRE_TEST_UNSET"], "GYRE_TEST_UNSET is empty"),
+        (["--record", "/nonexistent/run.jsonl"], "run.jsonl"),
+        (["--host", "256.0.0.1"], "cannot listen"),
+    ],
+)
+def test_a_mistake_gets_one_line(start, tokenizer_dir, tmp_path, arguments, words):
+    process = start("--tokenizer", tokenizer_dir, "--record", tmp_path / "run.jsonl", *arguments)
+    _, error = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 2
+    assert words in error.decode() and error.count(b"\n") == 1
