@@ -51,7 +51,11 @@ class LostCell(SchedulerError):
         self.permanent = permanent
 
 
-class HarnessNotFound(SchedulerError):
+class CommandNotFound(SchedulerError):
+    """A command does not exist or cannot be executed."""
+
+
+class HarnessNotFound(CommandNotFound):
     """The harness command does not exist or cannot be executed."""
 
 
@@ -63,7 +67,7 @@ class TaskError(SchedulerError):
     """A task whose files cannot be laid out in a workspace."""
 
 
-class EvaluatorNotFound(SchedulerError):
+class EvaluatorNotFound(CommandNotFound):
     """The evaluator's module, function or command cannot be loaded."""
 
 

@@ -1,0 +1,219 @@
+"""One harness execution: a folder with a fresh workspace and a fresh HOME, and the harness command run in it.
+
+The harness knows a base URL, a key and a task, and nothing else of ours: its environment holds PATH, HOME,
+LANG, GYRE_BASE_URL, GYRE_API_KEY, GYRE_TASK_FILE and what the settings add. The evaluator's part of a task
+(its `expect`) is never laid out while the harness runs.
+
+    folder/  workspace/  home/  task.json  stdout.txt  stderr.txt  evaluation/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import CommandNotFound, HarnessNotFound, TaskError, TemplateError
+from .events import Termination
+from .processes import ProcessEnd, run_process
+
+EVALUATORS_PART = ("expect", "files")
+"""Keys of a task that its harness does not see: the evaluator's, and what is laid out as files anyway."""
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class Harness:
+    """A command template and its environment.
+
+    Placeholders: {python} {workspace} {home} {base_url} {key} {task_file} {prompt}, and `placeholders`' own.
+    The command runs with the workspace as its current folder, so paths in it must be absolute.
+    """
+
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    placeholders: Mapping[str, str] = field(default_factory=dict)
+    grace_s: float = 2.0
+    """Seconds between SIGTERM and SIGKILL when the time is up."""
+    output_limit: int = 1 << 20
+    """Bytes kept of standard output and of standard error each."""
+
+    def check(self) -> None:
+        """HarnessNotFound or TemplateError now rather than at the first launch."""
+        names = dict.fromkeys(("workspace", "home", "base_url", "key", "task_file", "prompt"), "")
+        program, *_ = self.render_command(names) or [""]
+        for value in self.env.values():
+            render(value, {**self._always(), **names})
+        if not program or shutil.which(program, path=_search_path()) is None:
+            raise HarnessNotFound(
+                f"harness command {program!r} does not exist or is not executable; set harness.command"
+            )
+
+    def render_command(self, values: Mapping[str, str]) -> list[str]:
+        return [render(part, {**self._always(), **values}) for part in self.command]
+
+    def render_env(self, values: Mapping[str, str]) -> dict[str, str]:
+        """The whole environment of one execution."""
+        return {
+            "PATH": _search_path(),
+            "HOME": values["home"],
+            "LANG": "C.UTF-8",
+            "GYRE_BASE_URL": values["base_url"],
+            "GYRE_API_KEY": values["key"],
+            "GYRE_TASK_FILE": values["task_file"],
+            **{name: render(value, {**self._always(), **values}) for name, value in self.env.items()},
+        }
+
+    def _always(self) -> dict[str, str]:
+        return {"python": sys.executable, **self.placeholders}
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessEnd:
+    """How a harness ended. `error` is one line unless it completed."""
+
+    termination: Termination
+    code: int
+    error: str | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionFolder:
+    """The files of one execution."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, task: Mapping[str, Any]) -> ExecutionFolder:
+        """Lay out a task: its `files` in the workspace, the harness's view of it in task.json.
+
+        TaskError for a file outside the workspace; OSError as it comes (a full disk, an existing folder).
+        """
+        folder = cls(path)
+        for made in (path, folder.workspace, folder.home, folder.evaluation):
+            made.mkdir(parents=made is path)
+        for name, text in task.get("files", {}).items():
+            target = folder.workspace / _inside(name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+        folder.task_file.write_text(json.dumps(harness_view(task)))
+        return folder
+
+    @property
+    def workspace(self) -> Path:
+        return self.path / "workspace"
+
+    @property
+    def home(self) -> Path:
+        return self.path / "home"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.path / "evaluation"
+
+    @property
+    def task_file(self) -> Path:
+        return self.path / "task.json"
+
+    @property
+    def stdout(self) -> Path:
+        return self.path / "stdout.txt"
+
+    @property
+    def stderr(self) -> Path:
+        return self.path / "stderr.txt"
+
+    def discard(self) -> None:
+        """Remove everything of the execution from the disk."""
+        shutil.rmtree(self.path)
+
+
+async def run_harness(
+    harness: Harness,
+    folder: ExecutionFolder,
+    task: Mapping[str, Any],
+    base_url: str,
+    key: str,
+    timeout_s: float,
+) -> HarnessEnd:
+    """Start the harness, wait for it, end its process group.
+
+    A harness that runs into `timeout_s` is ended, and what it left in its workspace can be assessed as usual.
+    HarnessNotFound if the command cannot be executed.
+    """
+    values = {
+        "workspace": str(folder.workspace),
+        "home": str(folder.home),
+        "base_url": base_url,
+        "key": key,
+        "task_file": str(folder.task_file),
+        "prompt": str(task.get("prompt", "")),
+    }
+    try:
+        end = await run_process(
+            harness.render_command(values),
+            cwd=folder.workspace,
+            env=harness.render_env(values),
+            stdout=folder.stdout,
+            stderr=folder.stderr,
+            output_limit=harness.output_limit,
+            timeout_s=timeout_s,
+            grace_s=harness.grace_s,
+        )
+    except CommandNotFound as missing:
+        raise HarnessNotFound(f"harness command {missing}; set harness.command") from None
+    return _harness_end(end, folder.stderr, timeout_s)
+
+
+def harness_view(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a task that its harness may see."""
+    return {name: value for name, value in task.items() if name not in EVALUATORS_PART}
+
+
+def render(template: str, values: Mapping[str, str]) -> str:
+    """Replace each {name}; TemplateError for one without a value."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            known = " ".join(f"{{{name}}}" for name in sorted(values))
+            raise TemplateError(f"{template!r} names {match[0]}, which is none of {known}")
+        return values[match[1]]
+
+    return PLACEHOLDER.sub(value, template)
+
+
+def _harness_end(end: ProcessEnd, stderr: Path, timeout_s: float) -> HarnessEnd:
+    if end.timed_out:
+        return HarnessEnd("timeout", end.code, f"ended after {timeout_s:g} s", end.seconds)
+    if end.code == 0:
+        return HarnessEnd("completed", 0, None, end.seconds)
+    how = f"exit status {end.code}" if end.code > 0 else f"signal {-end.code}"
+    return HarnessEnd("failed", end.code, ": ".join(filter(None, (how, last_line(stderr)))), end.seconds)
+
+
+def last_line(path: Path, limit: int = 4096) -> str:
+    """The last line of a text file that is not blank, at most `limit` bytes; empty if there is none."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - limit))
+        lines = file.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _inside(name: str) -> Path:
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise TaskError(f"the task's file {name!r} lies outside the workspace")
+    return path
+
+
+def _search_path() -> str:
+    return os.environ.get("PATH", DEFAULT_PATH)
