@@ -27,7 +27,7 @@ with warnings.catch_warnings():  # megatron-core warns about each optional CUDA 
     from gyre_trainer import model as qwen3
 
 from gyre_trainer import cpu
-from gyre_trainer.errors import GradientError, RowError
+from gyre_trainer.errors import GradientError, RowError, TrainerError
 from gyre_trainer.objective import gspo_loss
 from gyre_trainer.rows import MicroStep, TrainingRow
 from gyre_trainer.settings import AdamSettings, ObjectiveSettings
@@ -54,6 +54,11 @@ class TrainingActor:
                 self.model.config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), self.model
             )
             self._optimizer = get_megatron_optimizer(_optimizer_config(adam), [self._ddp]) if adam else None
+        self.resident = True
+        """Whether gradients, and on a satellite weights, are in memory."""
+        storages = [gradient.untyped_storage() for gradient in self.gradients]
+        self._gradient_storages = [(storage, storage.size()) for storage in storages]
+        self._parameter_shapes = {name: value.shape for name, value in self.weights.items()}
         self._predictors: torch.Tensor | None = None
         self.model.output_layer.register_forward_pre_hook(self._only_predictors)
 
@@ -64,6 +69,7 @@ class TrainingActor:
         Raises RowError for a token outside the vocabulary, GradientError when the loss is not finite; the sum is then
         unchanged.
         """
+        self._need_resident()
         started = time.perf_counter()
         rows, device = micro_step.rows, self.device
         log_pi, entropy = self._target_log_probs(rows)
@@ -102,6 +108,7 @@ class TrainingActor:
     @property
     def gradients(self) -> list[torch.Tensor]:
         """The flat fp32 gradient buffers, in place."""
+        self._need_resident()
         return [buffer.grad_data for buffer in self._ddp.buffers]
 
     def zero_gradients(self) -> None:
@@ -110,6 +117,8 @@ class TrainingActor:
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         """Megatron parameter name -> the parameter's own storage."""
+        if self._optimizer is None:
+            self._need_resident()
         return {name: parameter.data for name, parameter in self.model.named_parameters()}
 
     @torch.no_grad()
@@ -130,6 +139,41 @@ class TrainingActor:
         self.zero_gradients()
         self.version += 1
         return math.sqrt(squares) * scale
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The weights as host arrays; on CPU they share memory with the weights."""
+        return {name: value.cpu().numpy() for name, value in self.weights.items()}
+
+    @torch.no_grad()
+    def take(self, arrays: dict[str, np.ndarray], version: int) -> None:
+        """Become `version` with the weights in `arrays`, which came from `arrays()`."""
+        if self.device.type != "cpu":
+            for name, value in self.weights.items():
+                value.copy_(torch.from_numpy(arrays[name]))
+        self.version = version
+
+    # -- memory
+    def offload(self) -> None:
+        """Free the gradient buffer, and on a satellite the weights, which it pulls again when it joins."""
+        for storage, _ in self._gradient_storages:
+            storage.resize_(0)
+        if self._optimizer is None:
+            for parameter in self.model.parameters():
+                parameter.data = parameter.data.new_empty(0)
+        self.resident = False
+
+    def onload(self) -> None:
+        """Take the memory back. Gradients, and on a satellite the weights, hold garbage until set."""
+        for storage, size in self._gradient_storages:
+            storage.resize_(size)
+        if self._optimizer is None:
+            for name, parameter in self.model.named_parameters():
+                parameter.data = parameter.data.new_empty(self._parameter_shapes[name])
+        self.resident = True
+
+    def _need_resident(self) -> None:
+        if not self.resident:
+            raise TrainerError("the training actor is offloaded: the cell is in rollout")
 
     # -- files
     def save_weights(self, path: Path) -> None:

@@ -67,6 +67,8 @@ class CellSettings:
     """CPU threads of the training actor."""
     version: int = 0
     """Weight version that `model` holds."""
+    optimizer_state: Path | None = None
+    """The core's optimizer state to continue from; `model` is then the checkpoint's directory."""
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     adam: AdamSettings = field(default_factory=AdamSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
