@@ -214,7 +214,7 @@ class Stage:
             stop.set()
             await task
 
-        self._stops.insert(0, end)
+        self._stops.append(end)
         done, _ = await asyncio.wait((ready, task), timeout=DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
         if task in done:
             task.result()
@@ -223,8 +223,11 @@ class Stage:
 
     def clear(self) -> None:
         stops, self._stops = self._stops, []
-        for stop in stops:
-            self.do(stop())
+
+        async def stop_all() -> None:
+            await asyncio.gather(*(stop() for stop in stops))
+
+        self.do(stop_all())
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)

@@ -9,6 +9,7 @@ import sys
 
 import httpx
 import pytest
+from gyre_proxy.__main__ import main
 from gyre_trajtree import Call, read_run_log
 from proxy_stage import DEADLINE_S
 
@@ -61,7 +62,7 @@ def test_the_process_says_its_url_serves_and_ends_with_its_parent(
 def test_a_full_disk_withholds_the_answer_and_service_resumes_with_space(
     start, stage, codec, tokenizer_dir, tmp_path
 ):
-    engine = stage.engine(codec, ["Hello."])
+    engine = stage.engine(codec, ["Hello, world and all."])
     record = tmp_path / "run.jsonl"
 
     def small_disk():
@@ -74,8 +75,13 @@ def test_a_full_disk_withholds_the_answer_and_service_resumes_with_space(
     answer = httpx.post(url + "chat/completions", json=BODY, timeout=DEADLINE_S)
     assert answer.status_code == 503 and "disk is full" in answer.json()["error"]["message"]
     assert "Hello" not in answer.text
-    with pytest.raises(httpx.RemoteProtocolError):
-        httpx.post(url + "messages", json={**BODY, "messages": [*BODY["messages"]] * 2, "stream": True})
+    engine.hold_after = 3
+    with (
+        pytest.raises(httpx.RemoteProtocolError),
+        httpx.stream("POST", url + "messages", json={**BODY, "stream": True}, timeout=DEADLINE_S) as stream,
+    ):
+        for _ in stream.iter_lines():  # the first line tells that the answer is under way
+            stage.do(engine.release())
     assert [type(r).__name__ for r in read_run_log(record)] == ["Header"]
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert httpx.post(url + "chat/completions", json=BODY, timeout=DEADLINE_S).status_code == 200
@@ -93,8 +99,7 @@ def test_a_full_disk_withholds_the_answer_and_service_resumes_with_space(
         (["--host", "256.0.0.1"], "cannot listen"),
     ],
 )
-def test_a_mistake_gets_one_line(start, tokenizer_dir, tmp_path, arguments, words):
-    process = start("--tokenizer", tokenizer_dir, "--record", tmp_path / "run.jsonl", *arguments)
-    _, error = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 2
-    assert words in error.decode() and error.count(b"\n") == 1
+def test_a_mistake_gets_one_line(tokenizer_dir, tmp_path, capsys, arguments, words):
+    code = main(["--tokenizer", str(tokenizer_dir), "--record", str(tmp_path / "run.jsonl"), *arguments])
+    error = capsys.readouterr().err
+    assert code == 2 and words in error and error.count("\n") == 1
