@@ -225,7 +225,7 @@ def test_checksums_tell_weights_apart(run, models):
     assert running.engine.checksums().result(WAIT_S) == first
 
 
-def test_released_memory_comes_back_with_the_weights_of_the_last_update(run, models):
+def test_released_memory_comes_back_with_the_weights_of_the_last_update(run, models, tmp_path):
     running = run()
     running.engine.release().result(WAIT_S)
     assert running.engine.released and not running.engine.ready
@@ -233,9 +233,12 @@ def test_released_memory_comes_back_with_the_weights_of_the_last_update(run, mod
         running.engine.submit(request("early"))
     with pytest.raises(RequestError, match="released"):
         running.engine.checksums().result(WAIT_S)
-    running.engine.update(str(models["2"]), "2").result(WAIT_S)
+    passing = shutil.copytree(models["2"], tmp_path / "passing")
+    running.engine.update(str(passing), "2").result(WAIT_S)
+    shutil.rmtree(passing)
     running.engine.occupy().result(WAIT_S)
     assert running.engine.ready
+    running.engine.update(str(models["2"]), "2").result(WAIT_S)
     running.engine.release().result(WAIT_S)
     running.engine.occupy().result(WAIT_S)
     running.engine.submit(request("late"))

@@ -269,6 +269,16 @@ def test_a_pause_holds_everything_and_loses_nothing(make, mode):
     assert done["a"].retractions == (mode == "retract")
 
 
+def test_retracted_requests_go_on_before_those_that_wait(make):
+    generation = make(max_running=2)
+    for rid in "abcd":
+        generation.add(rid, prompt_of(1, 9), GREEDY)
+    generation.step()
+    generation.pause("retract")
+    generation.resume()
+    assert list(finish(generation)) == ["a", "b", "c", "d"]
+
+
 def test_a_pause_by_abort_returns_every_partial(make):
     generation = make(max_running=1)
     for rid in "ab":
