@@ -1,0 +1,245 @@
+"""Discrete-event simulation: a virtual clock, in hours, drives the same `Scheduler` object as a live run.
+
+The model: an execution takes its workload's duration wherever it runs, reroutes cost nothing; training work
+is split into equal micro-steps, which the cells in training claim one at a time and finish at a speed
+proportional to their nodes; transitions, optimizer updates and publications take constant times. A cell's
+nodes follow from its concurrency limit.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+from functools import singledispatchmethod
+
+from .actions import (
+    Abort,
+    Action,
+    Admit,
+    CloseStream,
+    Dispatch,
+    Launch,
+    Publish,
+    Step,
+    Transition,
+)
+from .errors import RunAborted
+from .events import (
+    Assessed,
+    Event,
+    Launched,
+    Published,
+    RoleChanged,
+    Started,
+    StepTrained,
+    StreamDrained,
+    Supply,
+    Terminated,
+)
+from .scheduler import Scheduler
+from .settings import SchedulerSettings
+from .workloads import Workload
+
+SECOND = 1 / 3600
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What training and switching cost. Defaults: the paper's 122B runs on 32 nodes."""
+
+    node_hours_per_step: float = 12.5
+    """Training work of one batch."""
+    executions_per_node: float = 36.0
+    """Concurrency limit of one node; a cell of limit c has c / this nodes."""
+    micro_steps_per_group: int = 4
+    to_training_hours: float = 8.52 * SECOND
+    to_rollout_hours: float = 3.46 * SECOND
+    update_hours: float = 10 * SECOND
+    """Gradient reduction and optimizer update of one step."""
+    publish_hours: float = 10 * SECOND
+
+
+@dataclass
+class SimulationResult:
+    """One simulated run. Times are hours since the start."""
+
+    hours: float = 0.0
+    steps: int = 0
+    executions: int = 0
+    staleness_mean: float = 0.0
+    staleness_target: float = 0.0
+    utilisation: float = 0.0
+    """Node-hours of rollout and training over node-hours available."""
+    training_share: list[float] = field(default_factory=list)
+    """For each cell, the share of time in role training."""
+    role_switches: int = 0
+    step_times: list[float] = field(default_factory=list)
+    """When each step was trained."""
+    timeline: list[tuple[float, int, str]] = field(default_factory=list)
+    """(time, cell, role), roles rollout | to_training | training | to_rollout, from time 0 on."""
+    waterlevel: list[tuple[float, int]] = field(default_factory=list)
+
+
+def simulate(
+    settings: SchedulerSettings, workload: Workload, costs: Costs, seed: int = 0
+) -> SimulationResult:
+    """Run to the end on a virtual clock. The same arguments give the same result."""
+    return _Simulation(settings, workload, costs, seed).run()
+
+
+class _Simulation:
+    """The simulated environment: answers each action with events at later times."""
+
+    def __init__(self, settings: SchedulerSettings, workload: Workload, costs: Costs, seed: int):
+        self.settings, self.workload, self.costs, self.seed = settings, workload, costs, seed
+        self.scheduler = Scheduler(settings)
+        self.result = SimulationResult(staleness_target=float(settings.staleness_target))
+        self.now = 0.0
+        self._agenda: list[tuple[float, int, Event | int]] = []
+        self._entries = 0
+        self._hours: dict[str, float] = {}
+        self._running = 0
+        self._training: set[int] = set()
+        self._unclaimed: deque[int] = deque()
+        self._claimed: dict[int, int] = {}
+        self._closed = False
+        self._busy_node_hours = self._rollout_node_hours = 0.0
+        self._nodes = [limit / costs.executions_per_node for limit in settings.cells]
+        work = costs.node_hours_per_step / settings.groups_per_step / costs.micro_steps_per_group
+        self._micro_step_hours = [work / nodes for nodes in self._nodes]
+
+    def run(self) -> SimulationResult:
+        self.result.timeline = [(0.0, cell, "rollout") for cell in range(len(self.settings.cells))]
+        self._after(0.0, Started())
+        while not self.scheduler.done:
+            time, _, what = heapq.heappop(self._agenda)
+            self._pass_time(time)
+            if isinstance(what, Event):
+                self._deliver(what)
+            else:
+                self._micro_step_done(what)
+        return self._summary()
+
+    def _after(self, hours: float, what: Event | int) -> None:
+        """Put an event, or the cell that ends its micro-step, on the agenda."""
+        self._entries += 1
+        heapq.heappush(self._agenda, (self.now + hours, self._entries, what))
+
+    def _pass_time(self, time: float) -> None:
+        self._rollout_node_hours += (time - self.now) * self._running / self.costs.executions_per_node
+        self.now = time
+
+    def _deliver(self, event: Event) -> None:
+        if isinstance(event, Launched):
+            self._running += 1
+        elif isinstance(event, Terminated):
+            self._running -= 1
+        elif isinstance(event, RoleChanged):
+            self._role(event.cell, event.role)
+        elif isinstance(event, StepTrained):
+            self.result.step_times.append(self.now)
+        for action in self.scheduler.handle(event):
+            self._do(action)
+        if isinstance(event, Started | Terminated | Published):
+            self.result.waterlevel.append((self.now, self.scheduler.waterlevel))
+        if isinstance(event, RoleChanged):
+            self._claim()
+
+    def _role(self, cell: int, role: str) -> None:
+        self.result.timeline.append((self.now, cell, role))
+        (self._training.add if role == "training" else self._training.discard)(cell)
+
+    # -- actions ---------------------------------------------------------------------------------------------
+
+    @singledispatchmethod
+    def _do(self, action: Action) -> None:
+        """Actions without a cost: Drop, Reroute, Finish."""
+
+    @_do.register
+    def _(self, action: Abort) -> None:
+        raise RunAborted(action.reason)
+
+    @_do.register
+    def _(self, action: Dispatch) -> None:
+        hours = self.workload.hours(self.seed, action.group, self.settings.group_size)
+        names = self.scheduler.ledger.groups[action.group].members
+        self._hours.update(zip(names, hours, strict=True))
+
+    @_do.register
+    def _(self, action: Launch) -> None:
+        hours = self._hours.pop(action.execution)
+        self._after(0.0, Launched(action.execution))
+        self._after(hours, Terminated(action.execution, "completed"))
+        self._after(hours, Assessed(action.execution, True))
+
+    @_do.register
+    def _(self, action: Transition) -> None:
+        self._role(action.cell, f"to_{action.role}")
+        self.result.role_switches += 1
+        to_training = action.role == "training"
+        hours = self.costs.to_training_hours if to_training else self.costs.to_rollout_hours
+        self._after(hours, RoleChanged(action.cell, action.role))
+
+    @_do.register
+    def _(self, action: Admit) -> None:
+        self._unclaimed.extend([action.step] * self.costs.micro_steps_per_group)
+        self._after(0.0, Supply(action.step, len(self._unclaimed)))
+        self._claim()
+
+    @_do.register
+    def _(self, action: CloseStream) -> None:
+        self._closed = True
+        self._drain(action.step)
+
+    @_do.register
+    def _(self, action: Step) -> None:
+        self._after(self.costs.update_hours, StepTrained(action.step))
+
+    @_do.register
+    def _(self, action: Publish) -> None:
+        self._after(self.costs.publish_hours, Published(action.version))
+
+    # -- training --------------------------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        """Idle training cells take micro-steps, in cell order."""
+        for cell in sorted(self._training - self._claimed.keys()):
+            if not self._unclaimed:
+                return
+            step = self._claimed[cell] = self._unclaimed.popleft()
+            self._after(self._micro_step_hours[cell], cell)
+            self._after(0.0, Supply(step, len(self._unclaimed)))
+
+    def _micro_step_done(self, cell: int) -> None:
+        step = self._claimed.pop(cell)
+        self._busy_node_hours += self._micro_step_hours[cell] * self._nodes[cell]
+        self._claim()
+        self._drain(step)
+
+    def _drain(self, step: int) -> None:
+        if self._closed and not self._unclaimed and not self._claimed:
+            self._closed = False
+            self._after(0.0, StreamDrained(step))
+
+    # -- result ----------------------------------------------------------------------------------------------
+
+    def _summary(self) -> SimulationResult:
+        result, ledger = self.result, self.scheduler.ledger
+        nodes = sum(self._nodes) + self.settings.standalone / self.costs.executions_per_node
+        result.hours = self.now
+        result.steps = self.scheduler.version
+        result.executions = ledger.terminated
+        result.staleness_mean = float(self.scheduler.staleness_mean or 0)
+        result.utilisation = (self._rollout_node_hours + self._busy_node_hours) / (nodes * self.now)
+        result.training_share = [
+            training_hours(result.timeline, cell, self.now) / self.now for cell in range(len(self._nodes))
+        ]
+        return result
+
+
+def training_hours(timeline: list[tuple[float, int, str]], cell: int, end: float) -> float:
+    """Hours that a cell spent in role training."""
+    changes = [(time, role) for time, found, role in timeline if found == cell] + [(end, "")]
+    pairs = zip(changes, changes[1:], strict=False)
+    return sum(after - before for (before, role), (after, _) in pairs if role == "training")

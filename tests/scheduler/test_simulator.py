@@ -1,0 +1,140 @@
+"""The simulator drives the scheduler itself, and the paper's figures come out of its workload."""
+
+import json
+from dataclasses import asdict, replace
+from statistics import mean
+
+import pytest
+from gyre_scheduler.errors import SettingsError, WorkloadError
+from gyre_scheduler.presets import PRESETS, preset
+from gyre_scheduler.settings import SchedulerSettings
+from gyre_scheduler.simulator import Costs, simulate, training_hours
+from gyre_scheduler.workloads import SampledGroups, TwoLevelLognormal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def run(name, seed=0):
+    chosen = preset(name)
+    return simulate(chosen.settings, chosen.workload, chosen.costs, seed)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_runs_to_its_end(name):
+    result, steps = run(name), PRESETS[name].settings.steps
+    assert result.steps == steps == len(result.step_times)
+    assert result.step_times == sorted(result.step_times)
+    assert 0 < result.utilisation <= 1
+    assert result.waterlevel[0] == (
+        0.0,
+        PRESETS[name].settings.queue_depth * PRESETS[name].settings.group_size,
+    )
+    assert json.loads(json.dumps(asdict(result)))["hours"] == result.hours
+
+
+def test_cold_start_staleness_is_that_of_first_in_first_out():
+    assert run("nl2repo-e0").staleness_mean == pytest.approx(1.375)
+    assert run("nl2repo-a0").staleness_mean == pytest.approx(4 / 3)
+    assert run("nl2repo-c0").staleness_mean == pytest.approx(1.5)
+
+
+def test_elastic_is_faster_than_both_baselines_at_the_same_staleness_target():
+    elastic, fixed, colocate = (run(f"nl2repo-{row}").hours for row in ("e0", "a0", "c0"))
+    assert elastic < colocate < fixed
+    assert elastic == pytest.approx(PRESETS["nl2repo-e0"].paper_hours, rel=0.15)
+
+
+def test_earlier_cells_train_longer():
+    shares = run("nl2repo-e0").training_share
+    assert shares == sorted(shares, reverse=True) and shares[0] > 0
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another():
+    assert run("nl2repo-e0") == run("nl2repo-e0")
+    assert run("nl2repo-e0").hours != run("nl2repo-e0", seed=1).hours
+
+
+def test_one_cell_without_overlap_takes_rollout_plus_training():
+    chosen = SchedulerSettings(group_size=2, groups_per_step=1, phi=0, mu=1, steps=1, cells=(2,))
+    costs = Costs(
+        node_hours_per_step=1.0,
+        executions_per_node=2.0,
+        to_training_hours=0.25,
+        to_rollout_hours=0.5,
+        update_hours=0.125,
+        publish_hours=0.0625,
+    )
+    result = simulate(chosen, SampledGroups(((3.0, 1.0),)), costs)
+    assert result.hours == pytest.approx(3.0 + 0.25 + 1.0 + 0.125 + 0.0625)
+    assert result.step_times == [pytest.approx(4.375)]
+    assert result.utilisation == pytest.approx((4.0 / 2 + 1.0) / result.hours)
+    assert result.timeline == [(0.0, 0, "rollout"), (3.0, 0, "to_training"), (3.25, 0, "training")]
+
+
+def test_training_hours_follow_the_timeline():
+    timeline = [(0.0, 0, "rollout"), (1.0, 1, "training"), (2.0, 0, "training"), (5.0, 0, "rollout")]
+    assert training_hours(timeline, 0, end=7.0) == 3.0
+    assert training_hours(timeline, 1, end=7.0) == 6.0
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from(["elastic", "async", "colocate"]),
+    st.booleans(),
+    st.integers(0, 3),
+    st.integers(1, 4),
+    st.integers(0, 1000),
+)
+def test_no_configuration_gets_stuck(policy, streaming, extra, mu, seed):
+    chosen = SchedulerSettings(
+        policy=policy,
+        streaming=streaming,
+        group_size=4,
+        groups_per_step=2,
+        phi=extra / 2,
+        mu=mu,
+        steps=7,
+        cells=(3, 5, 4),
+    )
+    assert simulate(chosen, TwoLevelLognormal(), Costs(), seed).steps == 7
+
+
+def test_more_training_work_never_makes_a_run_faster():
+    chosen = preset("nl2repo-e0")
+    cheap, dear = (
+        simulate(chosen.settings, chosen.workload, replace(chosen.costs, node_hours_per_step=hours))
+        for hours in (5.0, 40.0)
+    )
+    assert cheap.hours < dear.hours
+
+
+def test_the_default_workload_gives_the_papers_figures():
+    groups = [TwoLevelLognormal().hours(0, group, 16) for group in range(4000)]
+    longest = [max(group) for group in groups]
+    assert mean(map(mean, groups)) == pytest.approx(1.93, rel=0.02)
+    assert mean(longest) == pytest.approx(2.96, rel=0.02)
+    assert mean(hours >= 4 for hours in longest) == pytest.approx(0.0951, abs=0.02)
+    assert max(longest) <= 4.5
+
+
+def test_sampled_groups_come_from_the_samples():
+    workload = SampledGroups(((1.0, 2.0, 3.0), (7.0,)))
+    drawn = [workload.hours(0, group, 3) for group in range(20)]
+    assert {tuple(sorted(group)) for group in drawn} == {(1.0, 2.0, 3.0), (7.0, 7.0, 7.0)}
+    assert workload.hours(0, 5, 3) == drawn[5]
+
+
+@pytest.mark.parametrize("groups", [(), ((),), ((1.0, 0.0),)])
+def test_an_empty_sample_is_refused(groups):
+    with pytest.raises(WorkloadError):
+        SampledGroups(groups)
+
+
+def test_a_lognormal_without_a_cap_is_refused():
+    with pytest.raises(WorkloadError):
+        TwoLevelLognormal(cap_hours=0)
+
+
+def test_an_unknown_preset_lists_those_that_exist():
+    with pytest.raises(SettingsError, match="nl2repo-e0"):
+        preset("nl2repo-e9")
