@@ -49,7 +49,7 @@ class Progress:
         self.rows.append(row)
         bar = sparkline([r["reward_mean"] for r in self.rows][-40:])
         line = (
-            f"step {row['step'] + 1:>3}/{self.steps}  reward {row['reward_mean']:.3f}  "
+            f"step {row['step']:>3}/{self.steps}  reward {row['reward_mean']:.3f}  "
             f"staleness {row['staleness_mean']:.2f}  tokens {row['trained_tokens']:>6}  "
             f"cells {','.join(map(str, row['cells']))}  {row['elapsed_s']:>5.0f} s"
         )

@@ -69,7 +69,7 @@ def read_run(run_dir: Path) -> RunData:
 
 
 def collect_events(data: RunData, events: Iterable[Event]) -> None:
-    """Fold `role`, `waterlevel` and other events of the run log into `data`."""
+    """Fold `role`, `schedule` and other events of the run log into `data`."""
     zero: float | None = None
     current: dict[int, tuple[str, float]] = {}
     for event in events:
@@ -77,7 +77,7 @@ def collect_events(data: RunData, events: Iterable[Event]) -> None:
         now = event.time - zero
         data.end = max(data.end, now)
         data.counts[event.name] = data.counts.get(event.name, 0) + 1
-        if event.name == "waterlevel":
+        if event.name == "schedule":
             data.waterlevel.append((now, float(event.fields["waterlevel"])))
         if event.name != "role":
             continue

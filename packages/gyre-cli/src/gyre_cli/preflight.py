@@ -1,0 +1,125 @@
+"""Everything that can be refused before a process is started: paths, commands, functions, settings.
+
+A run that passes has a tokenizer with a chat template, a model, a harness command that exists, tasks, and a run directory
+of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gyre_proxy.codec import Codec
+from gyre_proxy.errors import ProxyError
+from gyre_scheduler import SchedulerSettings
+from gyre_scheduler.errors import SchedulerError
+from gyre_scheduler.executions import Harness
+from gyre_trainer.errors import TrainerError
+from gyre_trainer.settings import AdamSettings, CellSettings, EngineSettings, ObjectiveSettings
+
+from gyre_cli.config import RunConfig, to_toml
+from gyre_cli.errors import MisuseError
+from gyre_cli.quickstart import harness_path, model_path
+from gyre_cli.sources import Task, load_tasks
+
+POLICY_DISPATCH = {"elastic": (0.5, 3), "async": (1.5, 1), "colocate": (0.0, 4)}
+"""(phi, mu) of each policy at a mean staleness of 1.5 (paper appendix A.3)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked configuration, in the terms of the packages that carry it out."""
+
+    config: RunConfig
+    run_dir: Path
+    model: Path
+    tasks: Iterator[Task]
+    harness: Harness
+    schedule: SchedulerSettings
+    cells: CellSettings
+    codec: Codec
+
+
+def prepare(config: RunConfig) -> Plan:
+    """Check a configuration and make its run directory. Raises MisuseError with one line."""
+    model = (config.model.path or model_path()).resolve()
+    try:
+        return Plan(
+            config=config,
+            model=model,
+            codec=_codec(model),
+            tasks=load_tasks(config.task.source, config.seed),
+            harness=_harness(config),
+            schedule=_schedule(config),
+            cells=_cells(config, model),
+            run_dir=_run_dir(config),
+        )
+    except (ProxyError, SchedulerError, TrainerError) as error:
+        raise MisuseError(str(error)) from None
+
+
+def _codec(model: Path) -> Codec:
+    if not model.is_dir():
+        raise MisuseError(f"model.path {model} is not a folder; give a Hugging Face model directory")
+    return Codec(model)
+
+
+def _harness(config: RunConfig) -> Harness:
+    command = tuple(config.harness.command)
+    placeholders = {}
+    if any("{quickstart_harness}" in part for part in command):
+        placeholders["quickstart_harness"] = str(harness_path())
+    harness = Harness(command, config.harness.env, placeholders)
+    harness.check()
+    return harness
+
+
+def _schedule(config: RunConfig) -> SchedulerSettings:
+    schedule = config.schedule
+    phi, mu = POLICY_DISPATCH[schedule.policy]
+    return SchedulerSettings(
+        policy=schedule.policy,
+        group_size=schedule.group_size,
+        groups_per_step=schedule.groups_per_step,
+        phi=phi if schedule.phi is None else schedule.phi,
+        mu=mu if schedule.mu is None else schedule.mu,
+        steps=schedule.steps,
+        cells=(schedule.concurrency,) * config.cells.count,
+        training_cells=schedule.training_cells,
+        streaming=schedule.streaming,
+    )
+
+
+def _cells(config: RunConfig, model: Path) -> CellSettings:
+    training, cells = config.training, config.cells
+    return CellSettings(
+        model=model,
+        threads=cells.threads,
+        objective=ObjectiveSettings(
+            training.clip_low, training.clip_high, training.token_weight_cap, config.sampling.temperature
+        ),
+        adam=AdamSettings(
+            training.lr, training.betas, training.eps, training.weight_decay, training.clip_grad
+        ),
+        engine=EngineSettings(
+            max_running=cells.max_running_requests, context_length=cells.context_length, threads=cells.threads
+        ),
+        start_timeout_s=cells.start_timeout_s,
+    )
+
+
+def _run_dir(config: RunConfig) -> Path:
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.schedule.policy}-seed{config.seed}"
+    run_dir = (config.run_dir or Path("runs") / name).resolve()
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        if any(run_dir.iterdir()):
+            raise MisuseError(f"{run_dir} already holds something; name a new or empty folder with --run-dir")
+        (run_dir / "config.toml").write_text(to_toml(config.dump()))
+        for part in ("logs", "executions"):
+            (run_dir / part).mkdir()
+    except OSError as error:
+        raise MisuseError(f"run directory {run_dir} cannot be written: {error.strerror}") from None
+    return run_dir
