@@ -1,8 +1,8 @@
 """The training actor of one cell: a Megatron model, its summed gradients, and on the core the optimizer.
 
-Invariant: between `zero_gradients` and `optimizer_step` the weights are fixed and the gradient buffer holds the plain
-fp32 SUM over the micro-steps trained here. Nothing is averaged: the one global scale 1/|E| comes with the step.
-Only the core steps; satellites take its weights by transfer or broadcast. A cell is one rank.
+Invariant: between `zero_gradients` and `optimizer_step` the weights are fixed and the gradient buffer holds
+the plain fp32 SUM over the micro-steps trained here. Nothing is averaged: the one global scale 1/|E| comes
+with the step. Only the core steps; satellites take its weights by transfer or broadcast. A cell is one rank.
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-with warnings.catch_warnings():  # megatron-core warns about each optional CUDA package it does without
-    warnings.simplefilter("ignore")
-    from megatron.core import parallel_state
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.packed_seq_params import PackedSeqParams
-
-    from gyre_trainer import model as qwen3
-
 from gyre_trainer import cpu
+from gyre_trainer import model as qwen3
 from gyre_trainer.errors import GradientError, RowError, TrainerError
+from gyre_trainer.megatron_core import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    OptimizerConfig,
+    PackedSeqParams,
+    get_megatron_optimizer,
+    parallel_state,
+)
 from gyre_trainer.objective import gspo_loss
 from gyre_trainer.rows import MicroStep, TrainingRow
 from gyre_trainer.settings import AdamSettings, ObjectiveSettings
@@ -66,8 +65,8 @@ class TrainingActor:
     def train(self, micro_step: MicroStep) -> TrainStatistics:
         """Forward and backward of one micro-step; its gradient is added to the sum.
 
-        Raises RowError for a token outside the vocabulary, GradientError when the loss is not finite; the sum is then
-        unchanged.
+        Raises RowError for a token outside the vocabulary, GradientError when the loss is not finite; the sum
+        is then unchanged.
         """
         self._need_resident()
         started = time.perf_counter()
@@ -125,8 +124,8 @@ class TrainingActor:
     def optimizer_step(self, scale: float) -> float:
         """Scale the gradient sum by 1/|E|, clip, update, and become the next version. Core only.
 
-        Returns the gradient norm before clipping. Raises GradientError when it is not finite: weights, optimizer
-        state, version and gradient sum are then as before.
+        Returns the gradient norm before clipping. Raises GradientError when it is not finite: weights,
+        optimizer state, version and gradient sum are then as before.
         """
         squares = sum(buffer.double().square().sum().item() for buffer in self.gradients)
         if not math.isfinite(squares):
@@ -218,7 +217,7 @@ class TrainingActor:
         return log_probs.gather(-1, chosen[:, None])[:, 0], entropy
 
     def _only_predictors(self, layer, args):
-        """Logits are made only where a target is predicted: a vocabulary is too wide for every token of a context."""
+        """Logits only where a target is predicted: a vocabulary is too wide for every token of a context."""
         return (args[0].index_select(0, self._predictors),)
 
 

@@ -1,14 +1,15 @@
 """Core attention over packed rows (THD): causal within a row, blind between rows.
 
-A drop-in for the `core_attention` submodule of megatron-core's local layer spec, which has no packed attention of its
-own. The call shape is that of Transformer Engine's, which takes its place on GPUs.
+A drop-in for the `core_attention` submodule of megatron-core's local layer spec, which has no packed
+attention of its own. The call shape is that of Transformer Engine's, which takes its place on GPUs.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from megatron.core.transformer.module import MegatronModule
+
+from gyre_trainer.megatron_core import MegatronModule
 
 
 class PackedAttention(MegatronModule):
@@ -39,7 +40,7 @@ class PackedAttention(MegatronModule):
         attention_bias=None,
         packed_seq_params=None,
     ) -> torch.Tensor:
-        """query [t, heads, d], key and value [t, groups, d] -> [t, heads * d]. The mask arguments are not used."""
+        """query [t, heads, d], key and value [t, groups, d] -> [t, heads * d]. Masks are not used."""
         lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
         rows = zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
         return torch.cat([self._row(*row) for row in rows]).flatten(1)

@@ -1,8 +1,8 @@
 """The process of one cell: `python -m gyre_trainer.cell` (paper section 4.1).
 
-Hosts the training actor and the rollout engine, connects to the driver, and answers its operations one at a time.
-Between answers it may send notices (`{"engine": "restarted", ...}`). It ends with its engine when the driver ends,
-also by a crash: its standard input reaches end of file.
+Hosts the training actor and the rollout engine, connects to the driver, and answers its operations one at a
+time. Between answers it may send notices (`{"engine": "restarted", ...}`). It ends with its engine when the
+driver ends, also by a crash: its standard input reaches end of file.
 
 Messages: driver -> cell `(number, operation, arguments)`; cell -> driver `("hello", pid)`,
 `("answer", number, value)`, `("error", number, kind, message)` or `("notice", dict)`.
@@ -47,7 +47,7 @@ OPERATIONS = (
 
 
 class Cell:
-    """State of one cell and its operations. Every operation's arguments and answer are plain picklable values."""
+    """State of one cell and its operations, whose arguments and answers are plain picklable values."""
 
     def __init__(self, index: int, key: bytes, engine_log: Path, channel: Channel):
         self.index = index

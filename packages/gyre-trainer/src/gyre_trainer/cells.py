@@ -1,7 +1,7 @@
 """The driver's side of a cell: one process, its connection, and the end of both. asyncio, no torch.
 
-Invariants: a cell answers one operation at a time; every operation has a deadline; a cell that dies or passes its
-deadline is killed with its engine, and every waiting and later operation raises CellDied.
+Invariants: a cell answers one operation at a time; every operation has a deadline; a cell that dies or passes
+its deadline is killed with its engine, and every waiting and later operation raises CellDied.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class CellProcess:
     async def call(self, operation: str, timeout_s: float | None = None, **arguments: Any) -> Any:
         """Run one operation of `gyre_trainer.cell.Cell` and return its answer.
 
-        Waits for the operation before it. Raises CellError when the operation failed, CellDied when the cell died
-        or did not answer within `timeout_s` (default: the settings' operation_timeout_s).
+        Waits for the operation before it. Raises CellError when the operation failed, CellDied when the cell
+        died or did not answer within `timeout_s` (default: the settings' operation_timeout_s).
         """
         async with self._turn:
             if self.death is not None:

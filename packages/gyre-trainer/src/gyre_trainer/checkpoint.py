@@ -1,8 +1,8 @@
 """Directories that appear whole or not at all: published weights and checkpoints.
 
 A weights directory is a Hugging Face model directory (weights, config, tokenizer). A checkpoint is one with
-`optimizer.pt` and `trainer.json` beside it, so it can be served as it is. Invariant: a name either does not exist or
-names a complete directory; everything is written under a temporary name, synced, and renamed.
+`optimizer.pt` and `trainer.json` beside it, so it can be served as it is. Invariant: a name either does not
+exist or names a complete directory; everything is written under a temporary name, synced, and renamed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """megatron-core on CPU: the few CUDA calls it makes unconditionally, answered by the CPU.
 
-Invariant: nothing here is installed where a GPU is present. Two parts: `install` replaces module-level functions of
-torch.cuda once for the process; `CudaCallsOnCpu` is a context in which `device="cuda"` means the CPU. The context is
-thread-local and costs a little for every tensor operation, so only building and the optimizer run inside it.
+Invariant: nothing here is installed where a GPU is present. Two parts: `install` replaces module-level
+functions of torch.cuda once for the process; `CudaCallsOnCpu` is a context in which `device="cuda"` means the
+CPU. The context is thread-local and costs a little for every tensor operation, so only building and the
+optimizer run inside it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from gyre_trainer.errors import TrainerError
 
 
 class CudaCallsOnCpu(TorchFunctionMode):
-    """Tensors that megatron-core asks for on "cuda" are made on the CPU, and FP32 gradients pass its type checks."""
+    """Tensors asked for on "cuda" are made on the CPU, and fp32 gradients pass megatron-core's type checks."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

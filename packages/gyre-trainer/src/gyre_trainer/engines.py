@@ -1,8 +1,8 @@
 """The rollout engine of one cell, as a child process that speaks SGLang's HTTP API.
 
 Owns the process: start, readiness, health, restart on the SAME port, weights, end. Invariants:
-- the engine runs in its own process group, which is killed whole, and ends by itself when this process dies (its
-  standard input reaches end of file);
+- the engine runs in its own process group, which is killed whole, and ends by itself when this process dies
+  (its standard input reaches end of file);
 - after `load`, `resume` or a restart returns, the engine reports exactly the promised weight version;
 - while released (the cell trains) a dead engine stays down; `resume` starts it again.
 No torch here.

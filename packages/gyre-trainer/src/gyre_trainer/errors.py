@@ -1,4 +1,4 @@
-"""The package's errors. Every message is one line that says what to do. No torch here: the driver catches these.
+"""The package's errors. Every message is one line that says what to do. No torch here.
 
 TrainerError
 ├── RowError              a training row or micro-step that breaks its invariant
@@ -39,7 +39,7 @@ class VersionError(TrainerError):
 
 
 class CollectiveError(TrainerError):
-    """A collective over a prefix of cells failed or passed its deadline. The cell's own gradients are unchanged."""
+    """A collective over a prefix of cells failed or passed its deadline; own gradients are unchanged."""
 
 
 class TransferError(TrainerError):
@@ -51,7 +51,7 @@ class EngineError(TrainerError):
 
 
 class CellError(TrainerError):
-    """An operation of a cell failed; the cell lives on. `kind` is the class name of the error inside the cell."""
+    """An operation failed, the cell lives on. `kind` is the class name of the error inside the cell."""
 
     def __init__(self, cell: int, kind: str, message: str):
         super().__init__(f"cell {cell}: {message}")

@@ -1,8 +1,8 @@
 """Cells joined by prefix communicators (paper section 4.4, dynamic membership).
 
-For n ordered members there are n-1 prebuilt groups, one for each prefix of 2..n. They are raw gloo groups over a
-store of the core, outside torch's default world, so a dead cell breaks the groups it is in and nothing else. A new
-generation of groups is built under a new store prefix when members change. Invariants:
+For n ordered members there are n-1 prebuilt groups, one for each prefix of 2..n. They are raw gloo groups
+over a store of the core, outside torch's default world, so a dead cell breaks the groups it is in and nothing
+else. A new generation of groups is built under a new store prefix when members change. Invariants:
 - every collective has a deadline, and a failed one leaves the caller's own tensors unchanged;
 - `reduce` sums; nothing is averaged.
 """
@@ -64,7 +64,7 @@ class Membership:
             )
 
     def reduce(self, tensors: Sequence[torch.Tensor], count: int) -> list[torch.Tensor] | None:
-        """Sum flat tensors over the first `count` members to the core. The core gets new tensors, others None."""
+        """Sum flat tensors over the first `count` members. The core gets new tensors, others None."""
         options = ReduceOptions()
         options.reduceOp, options.rootRank, options.timeout = ReduceOp.SUM, 0, self._timeout
         what = f"summing gradients over cells {self.members[:count]}"

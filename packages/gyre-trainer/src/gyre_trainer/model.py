@@ -1,7 +1,8 @@
 """Qwen3 between a Hugging Face directory and megatron-core's GPTModel, exactly, both ways.
 
-Owns the configuration, the layer spec and the weight names. Megatron fuses q, k, v (grouped by key-value head) and
-gate, up; `to_megatron` and `to_hugging_face` are inverse of each other bit for bit. Local layer norms, fp32 by default.
+Owns the configuration, the layer spec and the weight names. Megatron fuses q, k, v (grouped by key-value
+head) and gate, up; `to_megatron` and `to_hugging_face` are inverse of each other bit for bit. Local layer
+norms, fp32 by default.
 """
 
 from __future__ import annotations
@@ -13,17 +14,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.transformer.enums import AttnBackend
-from megatron.core.transformer.transformer_config import TransformerConfig
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from gyre_trainer.attention import PackedAttention
 from gyre_trainer.errors import ModelError
-
-WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth")
+from gyre_trainer.megatron_core import AttnBackend, GPTModel, TransformerConfig, get_gpt_layer_local_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +104,7 @@ def build(shape: Shape) -> GPTModel:
         pipeline_dtype=torch.float32,
         params_dtype=torch.float32,
         attention_backend=AttnBackend.local,
-        # Sums instead of means: gradients stay plain sums over tokens (paper appendix B has one global scale).
+        # Gradients stay plain sums over tokens: paper appendix B has one global scale.
         calculate_per_token_loss=True,
     )
     spec = copy.deepcopy(get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm"))
@@ -151,7 +147,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def to_megatron(name: str, weights: dict[str, torch.Tensor], shape: Shape) -> torch.Tensor:
-    """The value of one Megatron parameter from Hugging Face weights. Raises ModelError when one is missing."""
+    """The value of one Megatron parameter from Hugging Face weights. Raises ModelError."""
     prefix, rest = _split(name)
     try:
         if rest == _QKV:

@@ -5,8 +5,9 @@
     M_i   = 0 if (A_i > 0 and s_i > clip_high) or (A_i < 0 and s_i < clip_low), else 1
     loss  = - sum_i (1 / L_i) sum_{t in T_i} M_i w_t A_i log pi(y_t | c_t)
 
-The result is a SUM over executions. The global scale 1/|E| is applied to the summed gradient, once, before clipping;
-|E| counts every execution with a valid reward, also those without a target (L_i = 0), which have no term here.
+The result is a SUM over executions. The global scale 1/|E| is applied to the summed gradient, once, before
+clipping; |E| counts every execution with a valid reward, also those without a target (L_i = 0), which have no
+term here.
 """
 
 from __future__ import annotations

@@ -271,8 +271,8 @@ class CellPool:
     ) -> bool:
         """Run a collective on all cells of a prefix, building groups first where needed.
 
-        False when it failed and may be tried again with the cells that live now. Raises what a further attempt
-        cannot mend, and the failure of the last attempt.
+        False when it failed and may be tried again with the cells that live now. Raises what a further
+        attempt cannot mend, and the failure of the last attempt.
         """
         cells = {index: self.cells[index] for index in prefix}
         failure: BaseException | None = None
@@ -312,7 +312,7 @@ class CellPool:
         return failures[0] if failures else None
 
     def _order(self) -> list[int]:
-        """Cells in the order of groups: those in training first. Without losses that is the order of cells."""
+        """Cells in the order of groups, those in training first; without losses the order of cells."""
         return sorted(self.cells, key=lambda index: (index != CORE, self.roles[index] != "training", index))
 
     def _prefix(self, needed: Iterable[int]) -> tuple[int, ...]:

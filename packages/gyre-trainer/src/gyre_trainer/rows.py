@@ -1,8 +1,8 @@
 """What a cell trains on: token rows and micro-steps. No torch here.
 
-Invariant: a row's targets carry a finite behaviour log-prob and a weight version, and none sits at position 0, which
-has no context. A micro-step holds whole executions: every target of an execution is in it, so the execution-level
-ratio s_i (paper appendix B) is exact within one forward pass.
+Invariant: a row's targets carry a finite behaviour log-prob and a weight version, and none sits at position
+0, which has no context. A micro-step holds whole executions: every target of an execution is in it, so the
+execution-level ratio s_i (paper appendix B) is exact within one forward pass.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class TrainingRow:
 class TrainingExecution:
     """One admitted execution: its reward's advantage and all its rows.
 
-    An execution without any target (L_i = 0) gives no gradient and has no ratio; it still counts in |E|, because its
-    reward is valid and stood in the group's baseline.
+    An execution without any target (L_i = 0) gives no gradient and has no ratio; it still counts in |E|,
+    because its reward is valid and stood in the group's baseline.
     """
 
     id: str

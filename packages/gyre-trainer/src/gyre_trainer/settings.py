@@ -1,4 +1,4 @@
-"""Settings of training and of cells. Plain frozen dataclasses without torch: they travel from the driver to the cells."""
+"""Settings of training and of cells: frozen dataclasses that travel to the cells. No torch here."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from gyre_trainer.errors import TrainerError
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveSettings:
-    """The adapted GSPO of paper appendix B. The defaults are the paper's; the bounds suit its learning rate of 1e-6."""
+    """The adapted GSPO of paper appendix B. The paper's bounds suit its learning rate of 1e-6."""
 
     clip_low: float = 0.995
-    """With a negative advantage, an execution whose ratio s_i is below this contributes nothing. Inclusive."""
+    """An execution with a negative advantage and a ratio s_i below this contributes nothing."""
     clip_high: float = 1.005
-    """With a positive advantage, an execution whose ratio s_i is above this contributes nothing. Inclusive."""
+    """An execution with a positive advantage and a ratio s_i above this contributes nothing."""
     token_weight_cap: float = 5.0
     """Upper bound of the token importance weight w_t."""
     temperature: float = 1.0
-    """Sampling temperature of the behaviour policy; the trainer's log-probs are computed at the same temperature."""
+    """Sampling temperature of the behaviour policy; the trainer's log-probs are computed at it too."""
 
     def __post_init__(self):
         if not 0 < self.clip_low <= 1 <= self.clip_high:

@@ -1,4 +1,4 @@
-"""What one or more micro-steps measured. Sums and extremes only, so that any split adds up to the same. No torch here."""
+"""What micro-steps measured: sums and extremes only, so any split adds up to the same. No torch here."""
 
 from __future__ import annotations
 

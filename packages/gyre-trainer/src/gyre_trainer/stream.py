@@ -1,9 +1,10 @@
 """The stream of one training step: a packing buffer and the shared queue of micro-steps (paper section 4.4).
 
 Pure and synchronous: no torch, no clock, no async. Invariants:
-- an admitted execution is in exactly one place: the buffer, or one micro-step that is queued, claimed or done;
-- a micro-step is done by exactly one cell. A cell that fails loses its claimed *and* its done micro-steps, because
-  its gradient sum is lost with it: they are queued again;
+- an admitted execution is in exactly one place: the buffer, or one micro-step that is queued, claimed or
+  done;
+- a micro-step is done by exactly one cell. A cell that fails loses its claimed *and* its done micro-steps,
+  because its gradient sum is lost with it: they are queued again;
 - the stream is drained when it is closed and every micro-step is done, and stays a ledger until `commit`.
 """
 
@@ -20,7 +21,7 @@ from gyre_trainer.statistics import TrainStatistics
 
 
 class PackingBuffer:
-    """Whole executions waiting to be packed. The fullest bin is taken first, the rest may still be packed better."""
+    """Whole executions waiting to be packed. The fullest bin goes first, the rest may still pack better."""
 
     def __init__(self, budget: int):
         if budget < 1:
@@ -34,7 +35,7 @@ class PackingBuffer:
         self._bins = None
 
     def bins(self) -> list[list[int]]:
-        """Micro-steps that the waiting executions make now, as indices; an execution over the budget sits alone."""
+        """Indices of the micro-steps that wait now; an execution over the budget sits alone."""
         if self._bins is None:
             self._bins = pack([execution.token_count for execution in self._waiting], self.budget)
         return self._bins
@@ -119,7 +120,7 @@ class MicroStepQueue:
         self._changed()
 
     def fail(self, cell: int) -> list[int]:
-        """A cell was lost before the step was committed: queue again all it claimed or did. Returns their ids."""
+        """A cell was lost: queue again all it claimed or did. Returns their ids."""
         self._not_committed()
         lost = [id for id, holder in self._holder.items() if holder == cell]
         for id in lost:
@@ -130,7 +131,7 @@ class MicroStepQueue:
         return lost
 
     def commit(self) -> TrainStatistics:
-        """The optimizer step was taken with all micro-steps, each exactly once. Returns their summed statistics."""
+        """The optimizer step was taken with every micro-step once. Returns their summed statistics."""
         self._not_committed()
         if not self.drained:
             raise LedgerError(f"step {self.step}: cannot be committed before the stream is drained")

@@ -1,7 +1,8 @@
 """Weight movement: one cell exposes buffers, others pull them while it goes on training (paper section 4.4).
 
 `Transfer` is the seam; `TcpTransfer` needs nothing but sockets. Invariants:
-- what is exposed does not change until `withdraw` returned, and `withdraw` returns only when no reader is left;
+- what is exposed does not change until `withdraw` returned, and `withdraw` returns only when no reader is
+  left;
 - a pull verifies version, names, sizes and checksums. A pull that raises leaves its destination dirty.
 No torch here: a buffer is a contiguous numpy array that shares memory with the weights.
 """
@@ -60,7 +61,7 @@ class TcpTransfer:
     """Over plain TCP, authenticated by the run's key. One thread accepts, one more for each reader."""
 
     def __init__(self, key: bytes, host: str = "127.0.0.1", timeout_s: float = 30.0):
-        """`timeout_s`: how long either end waits for the other without progress, and `withdraw` for readers."""
+        """`timeout_s`: how long an end waits for the other without progress, and `withdraw` for readers."""
         self._key = key
         self._timeout_s = timeout_s
         self._change = threading.Condition()

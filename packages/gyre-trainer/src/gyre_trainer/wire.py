@@ -1,7 +1,8 @@
 """Frames between the driver and its cells, and the proof that both know the run's key. No torch here.
 
-Invariant: not one byte of a frame is interpreted before the peer has proved the key, because frames are pickles.
-A frame is eight bytes of length (big endian) and a pickle. The handshake goes both ways with a fresh nonce each:
+Invariant: not one byte of a frame is interpreted before the peer has proved the key, because frames are
+pickles. A frame is eight bytes of length (big endian) and a pickle. The handshake goes both ways with a fresh
+nonce each:
 
     listener -> caller   nonce
     caller -> listener   proof(nonce, "caller") + nonce'
