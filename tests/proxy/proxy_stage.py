@@ -34,7 +34,7 @@ class FakeEngine:
     request stops after n tokens until it is aborted or `release()`.
     """
 
-    def __init__(self, codec: Codec, script: list, version: int = 0) -> None:
+    def __init__(self, codec: Codec, script: list, version: int | str = 0) -> None:
         self.codec, self.script, self.version = codec, list(script), version
         self.requests: list[dict] = []
         self.aborted: list[str] = []
@@ -75,6 +75,16 @@ class FakeEngine:
             await self._running
             self._server = None
 
+    async def abort_itself(self) -> None:
+        """Cut every running request, as for a weight update, and hold none from now on."""
+        self.hold_after = None
+        for event in self._abort_events.values():
+            event.set()
+        self._abort_events = {}
+
+    async def set_version(self, version: int) -> None:
+        self.version = version
+
     async def release(self) -> None:
         self._released.set()
 
@@ -96,6 +106,7 @@ class FakeEngine:
 
     async def _generate(self, given: dict, send: Callable) -> None:
         aborted = self._abort_events.setdefault(given["rid"], asyncio.Event())
+        version = self.version
         tokens, finish = self._plan(given)
         limit = given["sampling_params"]["max_new_tokens"]
         if limit < len(tokens):
@@ -105,7 +116,7 @@ class FakeEngine:
             await send({"type": "http.response.start", "status": 200, "headers": head})
         for count in range(len(tokens) + 1):
             if given["stream"] and count:
-                data = b"data: " + orjson.dumps(self._payload(given, tokens[:count], None)) + b"\n\n"
+                data = b"data: " + orjson.dumps(self._payload(given, tokens[:count], None, version)) + b"\n\n"
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             if count == self.die_after:
                 return
@@ -118,7 +129,7 @@ class FakeEngine:
             if aborted.is_set():
                 tokens, finish = tokens[:count], "abort"
                 break
-        final = self._payload(given, tokens, finish)
+        final = self._payload(given, tokens, finish, version)
         if given["stream"]:
             data = b"data: " + orjson.dumps(final) + b"\n\ndata: [DONE]\n\n"
             await send({"type": "http.response.body", "body": data})
@@ -136,7 +147,7 @@ class FakeEngine:
             self.script.pop(0)
         return tokens[done:], finish
 
-    def _payload(self, given: dict, tokens: list[int], finish: str | None) -> dict:
+    def _payload(self, given: dict, tokens: list[int], finish: str | None, version: object) -> dict:
         start = len(given["input_ids"])
         meta = {
             "id": given["rid"],
@@ -144,11 +155,11 @@ class FakeEngine:
             "prompt_tokens": start,
             "completion_tokens": len(tokens),
             "cached_tokens": 0,
-            "weight_version": str(self.version),
+            "weight_version": str(version),
             "output_token_logprobs": [[-(start + i) / 1000, t, None] for i, t in enumerate(tokens)],
         }
         if finish and tokens:
-            meta["weight_versions"] = [{"version": str(self.version), "start": 0, "end": len(tokens)}]
+            meta["weight_versions"] = [{"version": str(version), "start": 0, "end": len(tokens)}]
         return {"text": "", "output_ids": tokens, "meta_info": meta}
 
 

@@ -198,8 +198,8 @@ def test_logprobs_that_do_not_fit_the_ids_are_missing_not_zero(scene):
     proxy, engine = scene(["Hello."])
     whole = engine._payload
 
-    def one_short(given, tokens, finish):
-        payload = whole(given, tokens, finish)
+    def one_short(*given):
+        payload = whole(*given)
         payload["meta_info"]["output_token_logprobs"].pop()
         return payload
 

@@ -59,6 +59,23 @@ def test_the_process_says_its_url_serves_and_ends_with_its_parent(
     assert sum(isinstance(r, Call) for r in read_run_log(record)) == 1
 
 
+def test_a_stopped_proxy_records_the_calls_in_flight(start, stage, codec, tokenizer_dir, tmp_path):
+    engine = stage.engine(codec, ["Hello, world and all."])
+    engine.hold_after = 3
+    record = tmp_path / "run.jsonl"
+    process = start("--tokenizer", tokenizer_dir, "--record", record, "--engine", engine.url)
+    url = json.loads(process.stdout.readline())["url"] + "/x/e/v1/messages"
+    with (
+        pytest.raises(httpx.RemoteProtocolError),
+        httpx.stream("POST", url, json={**BODY, "stream": True}, timeout=DEADLINE_S) as stream,
+    ):
+        for _ in stream.iter_lines():
+            process.terminate()
+    assert process.wait(DEADLINE_S) == 0
+    (call,) = [r for r in read_run_log(record) if isinstance(r, Call)]
+    assert (call.finish, len(call.output_ids)) == ("abort", 3)
+
+
 def test_a_full_disk_withholds_the_answer_and_service_resumes_with_space(
     start, stage, codec, tokenizer_dir, tmp_path
 ):

@@ -117,22 +117,25 @@ def test_an_unknown_engine_in_a_reroute_is_refused_by_name(pair):
 
 
 def test_an_engine_that_aborts_on_its_own_does_not_end_the_call(pair, codec, stage):
-    """As a server does at a weight update: the answer goes on where it stopped."""
+    """As a server does at a weight update: the answer goes on where it stopped, at the new version."""
     proxy, source, _ = pair()
     source.hold_after = 4
     client = Client(proxy)
     source.wait_held()
-    rid = source.requests[0]["rid"]
-
-    async def abort():
-        source.hold_after, source.version = None, 3
-        source._abort_events[rid].set()
-
-    stage.do(abort())
+    stage.do(source.abort_itself())
+    stage.do(source.set_version(3))
     client.answer()
+    assert len(source.requests) == 2
+    check_one_uninterrupted_call(proxy, codec, 4)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_table_names_the_version_of_an_engine_that_does_not(pair, stream):
+    proxy, source, _ = pair()
+    source.version = "default"
+    Client(proxy, stream).answer()
     (call,) = proxy.calls()
-    # This server reports the version of its end for everything before it, as it has no spans of its own.
-    assert codec.decode(call.output_ids.tolist()) == TEXT and len(source.requests) == 2
+    assert call.versions == [[2, 0, len(call.output_ids)]]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -39,8 +39,8 @@ class Output:
     ids: list[int]
     logprobs: list[float | None]
     """One per id; all None when the engine's lists disagree in length, so that nobody trains on a guess."""
-    spans: list[tuple[int, int, int]]
-    """(version, start, end) over ids; version -1 where the engine's is no number."""
+    spans: list[tuple[int | None, int, int]]
+    """(version, start, end) over ids; version None where the engine's is no number."""
     finish: str | None
     """"stop", "length", "abort", None while running."""
 
@@ -70,7 +70,7 @@ class EngineClient:
         except ConnectionFailed as error:
             raise EngineDown(f"{url}: {error}") from error
         _check(url, status, data)
-        output = _output(_loads(url, data)) if events is None else events.last
+        output = _output(_loads(url, data), None) if events is None else events.last
         if output is None or output.finish is None:
             raise EngineDown(f"{url}: the answer ended without a finish reason")
         return output
@@ -97,7 +97,7 @@ class _Events:
         self._rest = events.pop()
         whole = [e for e in events if e.startswith(b"data:") and not e.endswith(b"[DONE]")]
         if whole:
-            self.last = _output(_loads(self._url, whole[-1][5:]))
+            self.last = _output(_loads(self._url, whole[-1][5:]), self.last)
             self._progress(self.last)
 
 
@@ -132,7 +132,8 @@ def _message(body: bytes) -> str:
     return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
 
 
-def _output(payload: dict) -> Output:
+def _output(payload: dict, before: Output | None) -> Output:
+    """What one payload says; ids that came after `before` get the version the payload names."""
     meta = payload["meta_info"]
     finish = meta.get("finish_reason")
     if finish and finish["type"] == "abort" and finish.get("status_code") in _REFUSALS:
@@ -141,15 +142,16 @@ def _output(payload: dict) -> Output:
     entries = meta.get("output_token_logprobs") or []
     agree = len(entries) == len(ids) and all(e[1] == i for e, i in zip(entries, ids, strict=True))
     logprobs = [entry[0] for entry in entries] if agree else [None] * len(ids)
-    return Output(ids, logprobs, _spans(meta, len(ids)), finish["type"] if finish else None)
+    return Output(ids, logprobs, _spans(meta, len(ids), before), finish["type"] if finish else None)
 
 
-def _spans(meta: dict, count: int) -> list[tuple[int, int, int]]:
+def _spans(meta: dict, count: int, before: Output | None) -> list[tuple[int | None, int, int]]:
     spans = meta.get("weight_versions")
     if spans:
         return [(_version(s["version"]), s["start"], s["end"]) for s in spans if s["end"] > s["start"]]
-    return [(_version(meta.get("weight_version")), 0, count)] if count else []
+    earlier, known = ([], 0) if before is None else (before.spans, len(before.ids))
+    return [*earlier, (_version(meta.get("weight_version")), known, count)] if count > known else earlier
 
 
-def _version(value: object) -> int:
-    return int(value) if str(value).isdecimal() else -1
+def _version(value: object) -> int | None:
+    return int(value) if str(value).isdecimal() else None

@@ -58,6 +58,12 @@ class ExecutionClosed(ProxyError):
     status = 410
 
 
+class ClientLeft(ProxyError):
+    """Nobody is left to answer."""
+
+    status = 499
+
+
 class BodyTooLarge(ProxyError):
     """The request body exceeds what the proxy reads into memory."""
 

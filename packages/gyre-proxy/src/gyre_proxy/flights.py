@@ -88,6 +88,7 @@ class Flight:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
     spans: list[tuple[int, int, int]] = field(default_factory=list)
+    """(version, start, end) over ids; ids whose version nobody knows are in none."""
     pieces: list[tuple[str, str]] = field(default_factory=list)
     finish: str | None = None
     engine: Engine | None = None
@@ -97,8 +98,8 @@ class Flight:
     legs: int = 0
     """Engine requests so far."""
     readers: int = 0
-    cancelled: str | None = None
-    """Why the call ends without an answer."""
+    cancelled: ProxyError | None = None
+    """Why the call ends without an answer, once that is decided."""
     dropped: bool = False
     """The connection to the engine is being cut to move the call on."""
     waiting_for: str = "an engine"
@@ -111,14 +112,21 @@ class Flight:
     def done(self) -> bool:
         return self.answer is not None or self.failure is not None
 
-    def take(self, output: Output, base: int) -> None:
-        """Adopt what the current engine sampled after the first `base` ids."""
+    def take(self, output: Output, base: int, version: int | None) -> None:
+        """Adopt what the current engine sampled after the first `base` ids.
+
+        `version` is the engine's verified one, for an engine that does not say it itself.
+        """
         if output.ids and self.first is None and self.live is not None:
             self.first = time.time()
         self.ids[base:] = output.ids
         self.logprobs[base:] = output.logprobs
-        kept = [span for span in self.spans if span[2] <= base]
-        self.spans = _joined([*kept, *((v, s + base, e + base) for v, s, e in output.spans)])
+        spans = [span for span in self.spans if span[2] <= base]
+        for sampled_at, start, end in output.spans:
+            known = sampled_at if sampled_at is not None else version
+            if known is not None:
+                spans.append((known, start + base, end + base))
+        self.spans = _joined(spans)
         if self.live is not None:
             self.pieces += self.live.feed(self.ids)
         self.changed.fire()

@@ -19,6 +19,7 @@ from gyre_proxy.conversation import Answer, Message, Request, ToolCall
 from gyre_proxy.engine_client import EngineClient, EngineDown, EngineRefused
 from gyre_proxy.errors import (
     BadRequest,
+    ClientLeft,
     ContextOverflow,
     EngineUnavailable,
     ExecutionClosed,
@@ -83,7 +84,7 @@ class Gateway:
             session.closed = True
             flights = [f for f in self._running if f.session is session]
             for flight in flights:
-                self._cancel(flight, "its execution was closed")
+                self._cancel(flight, ExecutionClosed(f"execution {execution} was closed during the call"))
             await asyncio.gather(*(f.task for f in flights), return_exceptions=True)
             self.router.forget(execution)
             self._sessions[execution] = Session(execution, calls=session.calls, closed=True)
@@ -123,7 +124,7 @@ class Gateway:
         """A client stopped reading. The last one to go before the end cancels the call."""
         flight.readers -= 1
         if not flight.readers and not flight.done and flight.finish is None:
-            self._cancel(flight, "its client disconnected")
+            self._cancel(flight, ClientLeft("the client disconnected before the answer"))
 
     def _new_flight(self, session: Session, request: Request, hints: dict, match: Match) -> Flight:
         parent, input_ids, prompt = self._prompt(match, request)
@@ -174,8 +175,7 @@ class Gateway:
         except EngineUnavailable as error:
             flight.finish, failure = "error" if not flight.ids else "abort", error
         except _Cancelled:
-            flight.finish = "abort"
-            failure = ExecutionClosed(f"the call ended because {flight.cancelled}")
+            flight.finish, failure = "abort", flight.cancelled
         finally:
             if self._flights.get(key) is flight:
                 del self._flights[key]
@@ -218,16 +218,19 @@ class Gateway:
 
     async def _leg(self, flight: Flight, engine: Engine) -> None:
         """One request to one engine; leaves what it sampled in the flight."""
-        base, ok = len(flight.ids), True
+        base, version, ok = len(flight.ids), engine.version, True
         flight.legs += 1
         flight.engine, flight.last_engine = engine, engine.url
         flight.rid = f"{flight.id}-{flight.legs}"
         flight.waiting_for = f"{engine.url} to answer /generate"
         self.router.begin(engine)
         try:
-            progress = None if flight.live is None else lambda output: flight.take(output, base)
-            output = await self._client.generate(engine.url, self._body(flight, engine), progress)
-            flight.take(output, base)
+            output = await self._client.generate(
+                engine.url,
+                self._body(flight, engine),
+                None if flight.live is None else lambda output: flight.take(output, base, version),
+            )
+            flight.take(output, base, version)
             if output.finish != "abort":
                 flight.finish = output.finish
         except EngineDown as error:
@@ -360,7 +363,7 @@ class Gateway:
         self.reroutes += 1
         return sum(1 for f in flights if f.finish is None or f.last_engine != source)
 
-    def _cancel(self, flight: Flight, reason: str) -> None:
+    def _cancel(self, flight: Flight, reason: ProxyError) -> None:
         """End a call without an answer; what it sampled so far is recorded as aborted."""
         flight.cancelled = reason
         for key in [k for k, f in self._flights.items() if f is flight]:
@@ -376,7 +379,7 @@ class Gateway:
         """Abort and record every call, then release engines and log."""
         flights = list(self._running)
         for flight in flights:
-            self._cancel(flight, "the proxy stops")
+            self._cancel(flight, EngineUnavailable("the proxy stops; try again"))
         await asyncio.gather(*(f.task for f in flights), *self._background, return_exceptions=True)
         self._client.close()
         self._log.close()

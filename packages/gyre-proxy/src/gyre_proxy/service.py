@@ -4,10 +4,12 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import orjson
 import uvicorn
@@ -35,6 +37,8 @@ def serve(
 
     async def main() -> None:
         stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         if exit_with_parent:
             _watch_parent(stop)
         await run(settings, ready or _print_ready, stop)
@@ -70,6 +74,14 @@ async def run(settings: Settings, ready: Callable[[dict], None], stop: asyncio.E
         listener.close()
 
 
+class _Server(uvicorn.Server):
+    """A server that leaves signals alone: calls in flight must be recorded before the process ends."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 def _server(application: Application) -> uvicorn.Server:
     config = uvicorn.Config(
         application,
@@ -84,7 +96,7 @@ def _server(application: Application) -> uvicorn.Server:
         timeout_graceful_shutdown=5,
     )
     logging.getLogger("uvicorn.error").addFilter(_not_a_reset)
-    return uvicorn.Server(config)
+    return _Server(config)
 
 
 def _not_a_reset(record: logging.LogRecord) -> bool:
