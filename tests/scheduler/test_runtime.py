@@ -233,8 +233,8 @@ def test_a_run_without_events_stalls_with_what_it_waits_for():
             report.launched()
             await asyncio.Event().wait()
 
-    world = Stuck(stall_s=0.05)
-    with pytest.raises(RunStalled, match=r"no event for 0\.05 s; waiting for execution g00000-0, .* 1 more"):
+    world = Stuck(stall_s=0.3)
+    with pytest.raises(RunStalled, match=r"no event for 0\.3 s; waiting for execution g00000-0, .* 1 more"):
         asyncio.run(world.run_to_end())
 
 
