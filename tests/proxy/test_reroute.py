@@ -101,7 +101,7 @@ def test_a_source_that_ignores_aborts_is_cut_off_before_the_deadline(pair, codec
     source.hold_after, source.ignore_aborts = 4, True
     client = Client(proxy, stream=True)
     source.wait_held()
-    body = {"source": source.url, "moves": {"e": destination.url}, "deadline_s": 1.0}
+    body = {"source": source.url, "moves": {"e": destination.url}, "deadline_s": 2.0}
     assert proxy.admin("POST", "reroute", body)["continued"] == 1
     client.answer()
     check_one_uninterrupted_call(proxy, codec, 4)
@@ -187,7 +187,7 @@ def test_the_deadline_of_a_call_names_what_it_waited_for(scene, stage):
 
 
 def test_an_answer_cut_by_its_deadline_resets_the_stream_and_keeps_its_tokens(scene):
-    proxy, engine = scene([TEXT], call_deadline_s=0.5)
+    proxy, engine = scene([TEXT], call_deadline_s=1.0)
     engine.hold_after = 6
     with pytest.raises(httpx.RemoteProtocolError):
         proxy.post("messages", {**BODY, "stream": True})
