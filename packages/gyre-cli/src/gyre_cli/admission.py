@@ -110,7 +110,7 @@ class Admission:
         for execution, recorded in self.history.executions.items():
             if execution in self._admitted or not recorded.calls:
                 continue
-            reason = "unresolved" if recorded.closed and recorded.reward is None else "not-consumed"
+            reason = "unresolved" if recorded.assessments and recorded.reward is None else "not-consumed"
             tree = Tree.from_calls(recorded.calls)
             self.ledger.add(account(tree, [], infer_roles(tree), unselected=reason))
         return self.ledger

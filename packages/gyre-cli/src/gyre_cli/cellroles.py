@@ -23,7 +23,12 @@ class CellRoles:
     """The roles of one run's cells. `post` hands an event to the scheduler's runtime."""
 
     def __init__(
-        self, pool: CellPool, routes: Routes, record: RunRecord, progress: Progress, post: Callable[[Event], None]
+        self,
+        pool: CellPool,
+        routes: Routes,
+        record: RunRecord,
+        progress: Progress,
+        post: Callable[[Event], None],
     ) -> None:
         self.switches = 0
         """Completed changes of role."""

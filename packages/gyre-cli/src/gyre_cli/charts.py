@@ -9,7 +9,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 860, 56, 16, 14, 34
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 860, 56, 16, 14, 38
+
+STYLE = """
+:root{--ink:#1c2733;--soft:#667;--paper:#fff;--grid:#e3e7ee;--a:#2463c9;--b:#c2571a;--c:#2c8a57;--d:#7a4fb5}
+@media(prefers-color-scheme:dark){:root{--ink:#e6ebf2;--soft:#9aa5b5;--paper:#12171e;--grid:#2a323d;--a:#6ea4ff;--b:#f0995f;--c:#63c890;--d:#b794ee}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);
+  max-width:900px;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}svg{width:100%;height:auto}svg text{font-size:12px;fill:var(--soft)}
+.grid{stroke:var(--grid)}.line{fill:none;stroke-width:2}.s0{stroke:var(--a)}.s1{stroke:var(--b)}.s2{stroke:var(--c)}.s3{stroke:var(--d)}
+.dot{fill:var(--paper);stroke-width:1.5}.rollout{fill:var(--a);background:var(--a)}.training{fill:var(--b);background:var(--b)}
+.transition{fill:var(--soft);background:var(--soft)}.lost{fill:none;stroke:var(--soft)}
+table{border-collapse:collapse;width:100%}
+td,th{text-align:left;padding:.25rem .6rem;border-bottom:1px solid var(--grid);vertical-align:top}
+th{font-weight:500;color:var(--soft)}
+.key span{display:inline-block;width:.8rem;height:.8rem;margin:0 .3rem 0 1rem;vertical-align:-1px}
+pre{overflow:auto;background:var(--grid);padding:.8rem;border-radius:4px;font-size:13px}
+"""
+
+
+def page(title: str, sections: Sequence[tuple[str, str]]) -> str:
+    """One self-contained HTML page: no script, no network. `sections` are (heading, HTML content)."""
+    body = "".join(f"<section><h2>{escape(heading)}</h2>{content}</section>" for heading, content in sections)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
+        f"<body><h1>{escape(title)}</h1>{body}</body></html>"
+    )
 
 
 @dataclass(frozen=True)
@@ -36,7 +63,9 @@ def line_chart(
     parts = [_axes(x0, x1, y0, y1, place_x, place_y, height, x_label, y_label)]
     for index, (name, line) in enumerate(series.items()):
         path = " ".join(f"{place_x(x):.1f},{place_y(y):.1f}" for x, y in line)
-        parts.append(f'<polyline class="line s{index % 4}" points="{path}"><title>{escape(name)}</title></polyline>')
+        parts.append(
+            f'<polyline class="line s{index % 4}" points="{path}"><title>{escape(name)}</title></polyline>'
+        )
         parts += [
             f'<circle class="dot s{index % 4}" cx="{place_x(x):.1f}" cy="{place_y(y):.1f}" r="2.5">'
             f"<title>{escape(name)}: {y:.4g} at {x:.4g}</title></circle>"
@@ -46,8 +75,8 @@ def line_chart(
     return _svg(parts, height)
 
 
-def role_timeline(spans: Sequence[Span], cells: int, end: float) -> str:
-    """One row for each cell, one bar for each span; the x axis is seconds since the start of the run."""
+def role_timeline(spans: Sequence[Span], cells: int, end: float, unit: str = "seconds") -> str:
+    """A key, one row for each cell, one bar for each span; the x axis is time since the start in `unit`."""
     row = 30
     height = TOP + row * cells + BOTTOM
     place_x = _scale(0.0, max(end, 1e-9), LEFT, WIDTH - RIGHT)
@@ -63,9 +92,12 @@ def role_timeline(spans: Sequence[Span], cells: int, end: float) -> str:
             "</title></rect>"
         )
     for value in _ticks(0.0, max(end, 1e-9)):
-        parts.append(f'<text x="{place_x(value):.1f}" y="{height - 14}" text-anchor="middle">{value:g}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{height - 1}" text-anchor="end">seconds</text>')
-    return _svg(parts, height)
+        parts.append(
+            f'<text x="{place_x(value):.1f}" y="{height - 20}" text-anchor="middle">{value:g}</text>'
+        )
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{height - 3}" text-anchor="end">{unit}</text>')
+    key = "".join(f'<span class="{role}"></span>{role}' for role in ("rollout", "training", "transition"))
+    return f'<p class="key">{key}</p>' + _svg(parts, height)
 
 
 def _svg(parts: list[str], height: int) -> str:
@@ -96,7 +128,9 @@ def _axes(x0, x1, y0, y1, place_x, place_y, height, x_label, y_label) -> str:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>')
     for value in _ticks(x0, x1):
-        parts.append(f'<text x="{place_x(value):.1f}" y="{height - 16}" text-anchor="middle">{value:g}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{height - 2}" text-anchor="end">{escape(x_label)}</text>')
+        parts.append(
+            f'<text x="{place_x(value):.1f}" y="{height - 20}" text-anchor="middle">{value:g}</text>'
+        )
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{height - 3}" text-anchor="end">{escape(x_label)}</text>')
     parts.append(f'<text x="{LEFT}" y="{TOP - 2}">{escape(y_label)}</text>')
     return "".join(parts)

@@ -146,7 +146,9 @@ class _TomlSource(PydanticBaseSettingsSource):
         return type(self).values
 
 
-def load_config(path: Path | None = None, assignments: list[str] | None = None, **overrides: Any) -> RunConfig:
+def load_config(
+    path: Path | None = None, assignments: list[str] | None = None, **overrides: Any
+) -> RunConfig:
     """Resolve a configuration.
 
     `assignments` are `a.b=c` strings whose right side is read as JSON where it is JSON, else as text. `overrides` are
@@ -154,7 +156,7 @@ def load_config(path: Path | None = None, assignments: list[str] | None = None, 
     """
     explicit: dict[str, Any] = {key: value for key, value in overrides.items() if value is not None}
     for assignment in assignments or []:
-        _assign(explicit, assignment)
+        assign(explicit, assignment)
     _TomlSource.values = _read_toml(path) if path else {}
     try:
         return RunConfig(**explicit)
@@ -174,7 +176,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise MisuseError(f"configuration file {path} cannot be read: {error}") from None
 
 
-def _assign(tree: dict[str, Any], assignment: str) -> None:
+def assign(tree: dict[str, Any], assignment: str) -> None:
+    """Put `a.b=value` into a tree of dictionaries; the value is read as JSON where it is JSON, else as text."""
     key, separator, text = assignment.partition("=")
     if not separator or not key:
         raise MisuseError(f"--set takes a.b=value, not {assignment!r}")
@@ -208,7 +211,9 @@ def to_toml(values: dict[str, Any]) -> str:
 
 def _toml_value(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{json.dumps(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
+        )
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml_value, value)) + "]"
     return json.dumps(value)

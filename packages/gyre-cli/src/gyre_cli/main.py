@@ -30,13 +30,19 @@ for name, sub in (
 ):
     app.add_typer(sub, name=name)
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line of standard output.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="Override one setting; repeatable.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on the last line of standard output.")
+]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="a.b=c", help="Override one setting; repeatable.")
+]
 
 
 def emit(result: dict[str, Any]) -> None:
     """Print a machine-readable result as one line."""
-    print(orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode(), flush=True)
+    print(
+        orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode(), flush=True
+    )
 
 
 @app.command()
@@ -46,7 +52,9 @@ def train(
     scheduler: Annotated[str | None, typer.Option(help="elastic, async or colocate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of tasks and sampling.")] = None,
     run_dir: Annotated[Path | None, typer.Option("--run-dir", help="New or empty folder of the run.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train an agent end to end. Without options: a tiny model learns in a few minutes on a laptop CPU."""
@@ -88,7 +96,9 @@ def model_tiny(
 @app.command()
 def report(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    html: Annotated[Path | None, typer.Option("--html", help="Where to write; report.html in the folder if absent.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Where to write; report.html in the folder if absent.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write a page with the reward curve and the role timeline of the cells."""
@@ -105,13 +115,21 @@ def proxy_serve(
     engine: Annotated[list[str], typer.Option(help="Base URL of an engine; repeatable.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free port.")] = 0,
-    admin_token_env: Annotated[str | None, typer.Option(help="Variable with the admin token; opens the admin API.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Serve only keys issued through the admin API.")] = False,
+    admin_token_env: Annotated[
+        str | None, typer.Option(help="Variable with the admin token; opens the admin API.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Serve only keys issued through the admin API.")
+    ] = False,
     model: Annotated[str, typer.Option(help="Name that /v1/models lists.")] = "gyre",
-    context_length: Annotated[int | None, typer.Option(help="Tokens; the tokenizer directory's if absent.")] = None,
+    context_length: Annotated[
+        int | None, typer.Option(help="Tokens; the tokenizer directory's if absent.")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature of every call.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus of every call.")] = 1.0,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Limit of an answer whose client names none.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Limit of an answer whose client names none.")
+    ] = None,
     tool_parser: Annotated[str, typer.Option(help="How tool calls are read from the output.")] = "hermes",
 ) -> None:
     """Serve Messages, Chat Completions and Responses in front of engines, recording exact tokens."""
@@ -146,7 +164,9 @@ def engine_serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free port.")] = 0,
     max_running: Annotated[int, typer.Option(help="Sequences in one step.")] = 32,
-    context_length: Annotated[int | None, typer.Option(help="Most tokens of prompt and output together.")] = None,
+    context_length: Annotated[
+        int | None, typer.Option(help="Most tokens of prompt and output together.")
+    ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
     device: Annotated[str, typer.Option(help="Torch device.")] = "cpu",
 ) -> None:
@@ -179,6 +199,27 @@ def tree_inspect(
 
     result = inspect_log(log, execution)
     emit(result) if json else show(log, result, execution)
+
+
+@schedule_app.command("simulate")
+def schedule_simulate(
+    preset: Annotated[
+        str, typer.Option(help="quickstart, nl2repo-e0, nl2repo-a0 or nl2repo-c0.")
+    ] = "quickstart",
+    set_: Set = None,
+    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Also write roles and waterlevel as a page.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run the scheduler of `gyre train` on a virtual clock."""
+    from gyre_cli.schedule import figures, run_simulation, show_simulation, write_simulation
+
+    chosen, result = run_simulation(preset, set_ or [], seed)
+    if html:
+        write_simulation(html, preset, chosen, result)
+    emit(figures(result)) if json else show_simulation(preset, chosen, result)
 
 
 def main() -> None:

@@ -28,7 +28,9 @@ class Progress:
         self.executions = 0
         self.phase = "starting"
         self.started = time.monotonic()
-        self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4, transient=True)
+        self._live = Live(
+            get_renderable=self._render, console=self.console, refresh_per_second=4, transient=True
+        )
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal:
@@ -66,7 +68,9 @@ class Progress:
             roles,
             f"waterlevel {self.waterlevel:>4}",
             f"executions {self.executions:>5}",
-            Text(self.phase, style="dim") if not self.rows else sparkline([r["reward_mean"] for r in self.rows][-60:]),
+            Text(self.phase, style="dim")
+            if not self.rows
+            else sparkline([r["reward_mean"] for r in self.rows][-60:]),
         )
         return table
 

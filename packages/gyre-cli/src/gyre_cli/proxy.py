@@ -120,7 +120,9 @@ async def _end(process: asyncio.subprocess.Process, grace_s: float = 5.0) -> Non
 def last_line(log: Path) -> str:
     """The last non-empty line of a process's log, or where to look."""
     with contextlib.suppress(OSError):
-        lines = [line for line in log.read_bytes()[-4000:].decode(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line for line in log.read_bytes()[-4000:].decode(errors="replace").splitlines() if line.strip()
+        ]
         if lines:
             return lines[-1].strip()
     return f"it said nothing; see {log}"

@@ -16,20 +16,8 @@ import orjson
 from gyre_trajtree.records import Event
 from gyre_trajtree.runlog import read_run_log
 
-from gyre_cli.charts import Span, line_chart, role_timeline
+from gyre_cli.charts import Span, line_chart, page, role_timeline
 from gyre_cli.errors import MisuseError
-
-STYLE = """
-:root{--ink:#1c2733;--soft:#667;--paper:#fff;--grid:#e3e7ee;--a:#2463c9;--b:#c2571a;--c:#2c8a57;--d:#7a4fb5}
-@media(prefers-color-scheme:dark){:root{--ink:#e6ebf2;--soft:#9aa5b5;--paper:#12171e;--grid:#2a323d;--a:#6ea4ff;--b:#f0995f;--c:#63c890;--d:#b794ee}}
-body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:900px;margin:2rem auto;padding:0 1rem}
-h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}svg{width:100%;height:auto}svg text{font-size:12px;fill:var(--soft)}
-.grid{stroke:var(--grid)}.line{fill:none;stroke-width:2}.s0{stroke:var(--a)}.s1{stroke:var(--b)}.s2{stroke:var(--c)}.s3{stroke:var(--d)}
-.dot{fill:var(--paper);stroke-width:1.5}.rollout{fill:var(--a)}.training{fill:var(--b)}.transition{fill:var(--soft)}.lost{fill:none;stroke:var(--soft)}
-table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.25rem .6rem;border-bottom:1px solid var(--grid);vertical-align:top}
-th{font-weight:500;color:var(--soft)}.key span{display:inline-block;width:.8rem;height:.8rem;margin:0 .3rem 0 1rem;vertical-align:-1px}
-pre{overflow:auto;background:var(--grid);padding:.8rem;border-radius:4px;font-size:13px}
-"""
 
 
 @dataclass
@@ -104,27 +92,39 @@ def render_report(run_dir: Path, data: RunData, summary: dict[str, Any] | None) 
     share = ", ".join(f"cell {cell} {value:.0%}" for cell, value in training_share(data).items())
     config = run_dir / "config.toml"
     sections = [
-        ("Reward", line_chart({"mean reward": [(s, r["reward_mean"]) for s, r in steps]}, "training step", "mean reward")),
+        (
+            "Reward",
+            line_chart(
+                {"mean reward": [(s, r["reward_mean"]) for s, r in steps]}, "training step", "mean reward"
+            ),
+        ),
         (
             "Roles of the cells",
-            '<p class="key"><span class="rollout" style="background:var(--a)"></span>rollout'
-            '<span style="background:var(--b)"></span>training<span style="background:var(--soft)"></span>transition. '
-            f"Time in training: {escape(share) or 'none yet'}.</p>" + role_timeline(data.spans, data.cells, data.end),
+            f"<p>Time in training: {escape(share) or 'none yet'}.</p>"
+            + role_timeline(data.spans, data.cells, data.end),
         ),
-        ("Waterlevel", line_chart({"waterlevel": _thin(data.waterlevel)}, "seconds", "executions queued or running")),
+        (
+            "Waterlevel",
+            line_chart({"waterlevel": _thin(data.waterlevel)}, "seconds", "executions queued or running"),
+        ),
         (
             "Staleness",
-            line_chart({"staleness": [(s, r["staleness_mean"]) for s, r in steps]}, "training step", "mean staleness of the step"),
+            line_chart(
+                {"staleness": [(s, r["staleness_mean"]) for s, r in steps]},
+                "training step",
+                "mean staleness of the step",
+            ),
         ),
-        ("Summary", _table(summary or {"state": "the run has not finished; this page shows what is durable so far"})),
-        ("Configuration", f"<pre>{escape(config.read_text())}</pre>" if config.exists() else "<p>No config.toml.</p>"),
+        (
+            "Summary",
+            _table(summary or {"state": "the run has not finished; this page shows what is durable so far"}),
+        ),
+        (
+            "Configuration",
+            f"<pre>{escape(config.read_text())}</pre>" if config.exists() else "<p>No config.toml.</p>",
+        ),
     ]
-    body = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>Gyre run {escape(run_dir.name)}</title><style>{STYLE}</style></head>"
-        f"<body><h1>Gyre run {escape(run_dir.name)}</h1>{body}</body></html>"
-    )
+    return page(f"Gyre run {run_dir.name}", sections)
 
 
 def _thin(points: list[tuple[float, float]], limit: int = 800) -> list[tuple[float, float]]:
@@ -133,7 +133,9 @@ def _thin(points: list[tuple[float, float]], limit: int = 800) -> list[tuple[flo
 
 
 def _table(values: dict[str, Any]) -> str:
-    rows = "".join(f"<tr><th>{escape(str(k))}</th><td>{escape(_cell(v))}</td></tr>" for k, v in values.items())
+    rows = "".join(
+        f"<tr><th>{escape(str(k))}</th><td>{escape(_cell(v))}</td></tr>" for k, v in values.items()
+    )
     return f"<table>{rows}</table>"
 
 

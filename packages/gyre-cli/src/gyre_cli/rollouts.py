@@ -1,7 +1,8 @@
 """Runs executions: a harness process each, its evaluation, its records (`gyre_scheduler.runtime.Executions`).
 
-Invariants: every launched execution gets an "opened" and a "closed" line and one designated assessment, also when it is cancelled;
-its workspace is evaluated after a timeout and after a failure as well, for a score never depends on how it ended.
+Invariants: every launched execution gets an "opened" and a "closed" line, also when it is cancelled, and one designated
+assessment unless it is; a workspace is evaluated after a timeout and after a failure as well, for a score never depends on
+how the execution ended.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Rollouts:
         deadline = time.monotonic() + budget + evaluation
         folder = ExecutionFolder.create(self._folder / execution, group.task)
         self.launched += 1
-        base_url, key = await self._proxy.register(execution, self._routes.url(cell), time.time() + budget + evaluation)
+        base_url, key = await self._proxy.register(
+            execution, self._routes.url(cell), time.time() + budget + evaluation
+        )
         self._opened(execution, group, time.time() + budget)
         report.launched()
         end = HarnessEnd("cancelled", -1, "the run ended", 0.0)
@@ -117,7 +120,9 @@ class Rollouts:
 
     def _closed(self, execution: str, end: HarnessEnd) -> None:
         self._record.append(
-            Execution(id=execution, state="closed", time=time.time(), termination=end.termination, error=end.error)
+            Execution(
+                id=execution, state="closed", time=time.time(), termination=end.termination, error=end.error
+            )
         )
 
 

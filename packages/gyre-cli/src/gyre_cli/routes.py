@@ -35,7 +35,9 @@ class Routes:
         """Empty a cell's engine: its executions move, calls in flight continue there. Returns how many did."""
         self._admitting.discard(cell)
         answer = await self._proxy.reroute(
-            self.url(cell), {execution: self.url(target) for execution, target in moves.items()}, self._drain_s
+            self.url(cell),
+            {execution: self.url(target) for execution, target in moves.items()},
+            self._drain_s,
         )
         self.continued += answer["continued"]
         return answer["continued"]

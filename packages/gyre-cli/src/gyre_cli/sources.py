@@ -57,7 +57,11 @@ def _read_tasks(path: Path) -> list[Task]:
 
 
 def _checked(task: Any) -> Task:
-    if not isinstance(task, dict) or not isinstance(task.get("id"), str) or not isinstance(task.get("prompt"), str):
+    if (
+        not isinstance(task, dict)
+        or not isinstance(task.get("id"), str)
+        or not isinstance(task.get("prompt"), str)
+    ):
         raise MisuseError(f"a task is an object with the strings id and prompt, not {str(task)[:80]!r}")
     for name in task.get("files", {}):
         if Path(name).is_absolute() or ".." in Path(name).parts:

@@ -66,15 +66,24 @@ def show_summary(summary: dict[str, Any]) -> None:
             f"{summary['reward_first3']:.3f} in the first {EDGE} steps, {summary['reward_last3']:.3f} in the last "
             f"({gain:+.3f})  {sparkline(summary['rewards'])}",
         ),
-        ("steps", f"{summary['steps']} ({summary['policy']}, seed {summary['seed']}) in {summary['seconds']:.0f} s"),
-        ("executions", f"{summary['executions']:,}: " + ", ".join(f"{n} {k}" for k, n in summary["outcomes"].items())),
+        (
+            "steps",
+            f"{summary['steps']} ({summary['policy']}, seed {summary['seed']}) in {summary['seconds']:.0f} s",
+        ),
+        (
+            "executions",
+            f"{summary['executions']:,}: " + ", ".join(f"{n} {k}" for k, n in summary["outcomes"].items()),
+        ),
         ("staleness", f"{summary['staleness_mean']:.3f} mean, target {summary['staleness_target']:g}"),
         (
             "tokens",
             f"{summary['sampled_tokens']:,} sampled = {summary['trained_tokens']:,} trained + excluded ({excluded or '0'})",
         ),
         ("trajectories", ", ".join(f"{n:,} {role}" for role, n in summary["trajectories"].items())),
-        ("cells", f"{summary['role_switches']} role switches, {summary['reroutes']} calls went on at another engine"),
+        (
+            "cells",
+            f"{summary['role_switches']} role switches, {summary['reroutes']} calls went on at another engine",
+        ),
         (
             "log-probs",
             f"engine and trainer differ by at most {summary['max_logprob_mismatch']:.1e} over "

@@ -88,7 +88,9 @@ async def _train(plan: Plan, progress: Progress) -> dict[str, Any]:
         record = RunRecord(plan.run_dir, {"seed": config.seed, "policy": plan.schedule.policy})
         stack.callback(record.close)
         progress.say(f"starting the proxy, an evaluator and {len(plan.schedule.cells)} cells")
-        proxy_start = asyncio.create_task(ProxyProcess.start(_proxy_arguments(plan), plan.run_dir / "logs/proxy.log"))
+        proxy_start = asyncio.create_task(
+            ProxyProcess.start(_proxy_arguments(plan), plan.run_dir / "logs/proxy.log")
+        )
         pool_start = asyncio.create_task(
             CellPool.start(len(plan.schedule.cells), plan.cells, plan.run_dir / "logs", _noting(record))
         )
@@ -148,9 +150,18 @@ class _Run:
         self.scheduler = Scheduler(plan.schedule)
         self.routes = Routes(proxy, drain_s=config.proxy.call_timeout_s)
         self.history = History(record.path)
-        self.admission = Admission(self.history, config.training.j_max, config.training.advantages, config.seed)
+        self.admission = Admission(
+            self.history, config.training.j_max, config.training.advantages, config.seed
+        )
         self.rollouts = Rollouts(
-            config, plan.tasks, plan.harness, evaluator, proxy, self.routes, record, plan.run_dir / "executions"
+            config,
+            plan.tasks,
+            plan.harness,
+            evaluator,
+            proxy,
+            self.routes,
+            record,
+            plan.run_dir / "executions",
         )
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.roles = CellRoles(pool, self.routes, record, progress, self._post)

@@ -94,7 +94,9 @@ class Training:
 
     async def publish(self, version: int) -> None:
         directory = await self._pool.publish(version)
-        serving = {cell: url for cell, url in self._pool.engines.items() if self._pool.roles[cell] == "rollout"}
+        serving = {
+            cell: url for cell, url in self._pool.engines.items() if self._pool.roles[cell] == "rollout"
+        }
         await self._routes.admit(serving, version)
         await self._checkpoint(version)
         self._record.event("publication", version=version, path=str(directory), cells=sorted(serving))
@@ -154,4 +156,3 @@ class Training:
             "training_s": statistics.seconds,
             "step_s": result.seconds,
         }
-

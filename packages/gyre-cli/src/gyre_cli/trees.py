@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gyre_trajtree import ROLES, Tree, TrajtreeError, executions, infer_roles, inspect, read_run_log
+from gyre_trajtree import ROLES, TrajtreeError, Tree, executions, infer_roles, inspect, read_run_log
 from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree as Picture
@@ -41,7 +41,9 @@ def show(log: Path, result: dict[str, Any], execution: str | None) -> None:
     table.add_row(f"all {totals['executions']}", *_figures(totals, totals["mean_reward"]), style="bold")
     console.print(table)
     if len(result["executions"]) > SHOWN:
-        console.print(f"first {SHOWN} of {len(result['executions'])} executions; --json lists all", style="dim")
+        console.print(
+            f"first {SHOWN} of {len(result['executions'])} executions; --json lists all", style="dim"
+        )
 
 
 def draw(log: Path, execution: str) -> Picture:
@@ -63,4 +65,8 @@ def draw(log: Path, execution: str) -> Picture:
 
 def _figures(row: dict[str, Any], reward: float | None) -> list[str]:
     counts = [f"{row[key]:,}" for key in ("calls", "leaves", "unique_tokens", "expanded_tokens")]
-    return ["-" if reward is None else f"{reward:.3f}", *counts, *(str(row["roles"].get(role, "")) for role in ROLES)]
+    return [
+        "-" if reward is None else f"{reward:.3f}",
+        *counts,
+        *(str(row["roles"].get(role, "")) for role in ROLES),
+    ]
