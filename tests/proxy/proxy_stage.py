@@ -42,6 +42,7 @@ class FakeEngine:
         self.refuse: int | None = None
         self.die_after: int | None = None
         self.ignore_aborts = False
+        self.aborts_everything = False
         self.url = ""
         self.port = 0
         self._released = asyncio.Event()
@@ -75,15 +76,12 @@ class FakeEngine:
             await self._running
             self._server = None
 
-    async def abort_itself(self) -> None:
-        """Cut every running request, as for a weight update, and hold none from now on."""
-        self.hold_after = None
+    async def update(self, version: int) -> None:
+        """Cut every running request, go to a version, and hold none from now on."""
+        self.hold_after, self.version = None, version
         for event in self._abort_events.values():
             event.set()
         self._abort_events = {}
-
-    async def set_version(self, version: int) -> None:
-        self.version = version
 
     async def release(self) -> None:
         self._released.set()
@@ -106,6 +104,8 @@ class FakeEngine:
 
     async def _generate(self, given: dict, send: Callable) -> None:
         aborted = self._abort_events.setdefault(given["rid"], asyncio.Event())
+        if self.aborts_everything:
+            aborted.set()
         version = self.version
         tokens, finish = self._plan(given)
         limit = given["sampling_params"]["max_new_tokens"]

@@ -122,8 +122,7 @@ def test_an_engine_that_aborts_on_its_own_does_not_end_the_call(pair, codec, sta
     source.hold_after = 4
     client = Client(proxy)
     source.wait_held()
-    stage.do(source.abort_itself())
-    stage.do(source.set_version(3))
+    stage.do(source.update(3))
     client.answer()
     assert len(source.requests) == 2
     check_one_uninterrupted_call(proxy, codec, 4)
@@ -165,6 +164,15 @@ def test_the_only_engine_dies_and_comes_back(scene, stage):
     stage.do(engine.start())
     assert TEXT in client.answer()
     assert len(proxy.calls()) == 1
+
+
+def test_an_engine_that_aborts_everything_is_not_hammered(scene):
+    proxy, engine = scene([TEXT], call_deadline_s=0.5)
+    engine.aborts_everything = True
+    answer = proxy.post("chat/completions", BODY)
+    assert answer.status_code == 503
+    assert f"waiting for {engine.url} to stop aborting calls" in answer.json()["error"]["message"]
+    assert len(engine.requests) <= 5
 
 
 def test_a_call_waits_for_an_engine_to_be_listed(stage, codec, tokenizer_dir, tmp_path):

@@ -105,13 +105,8 @@ class Gateway:
         Raises ContextOverflow when the prompt leaves no room, BadRequest when it cannot be rendered.
         """
         match = session.match(request.conversation)
-        key = (
-            session.execution,
-            match.digest,
-            request.max_tokens,
-            request.stop,
-            tuple(sorted(hints.items())),
-        )
+        who = (session.execution, *sorted(hints.items()))
+        key = (who, match.digest, request.max_tokens, request.stop)
         flight = self._flights.get(key)
         if flight is None:
             flight = self._flights[key] = self._new_flight(session, request, hints, match)
@@ -233,6 +228,8 @@ class Gateway:
             flight.take(output, base, version)
             if output.finish != "abort":
                 flight.finish = output.finish
+            elif not output.ids and engine.admitting:
+                ok, flight.waiting_for = False, f"{engine.url} to stop aborting calls"
         except EngineDown as error:
             ok, flight.waiting_for = False, f"an engine to come back ({error})"
         except asyncio.CancelledError:
