@@ -53,6 +53,8 @@ class TrainingActor:
                 self.model.config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), self.model
             )
             self._optimizer = get_megatron_optimizer(_optimizer_config(adam), [self._ddp]) if adam else None
+        self._adam = adam
+        self._set_rates()
         self.resident = True
         """Whether gradients, and on a satellite weights, are in memory."""
         storages = [gradient.untyped_storage() for gradient in self.gradients]
@@ -189,7 +191,17 @@ class TrainingActor:
         return self._optimizer.state_dict()
 
     def load_optimizer_state(self, state: dict) -> None:
-        self._optimizer.load_state_dict(state)
+        """Continue from a saved state; rates are those of this run's settings."""
+        with self._on_device():
+            self._optimizer.load_state_dict(state)
+        self._set_rates()
+
+    def _set_rates(self) -> None:
+        """Constant rates. Without megatron-core's scheduler nobody else applies its decay multipliers, which
+        exempt norms from weight decay."""
+        for group in self._optimizer.param_groups if self._optimizer else ():
+            group["lr"], group["betas"], group["eps"] = self._adam.lr, self._adam.betas, self._adam.eps
+            group["weight_decay"] = self._adam.weight_decay * group["wd_mult"]
 
     # -- forward
     def _target_log_probs(self, rows: list[TrainingRow]) -> tuple[torch.Tensor, float]:

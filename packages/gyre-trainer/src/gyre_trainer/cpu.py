@@ -15,7 +15,7 @@ from gyre_trainer.errors import TrainerError
 
 
 class CudaCallsOnCpu(TorchFunctionMode):
-    """Tensors asked for on "cuda" are made on the CPU, and fp32 gradients pass megatron-core's type checks."""
+    """Tensors asked for on "cuda" are made on the CPU, and fp32 gradients pass megatron-core's checks."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

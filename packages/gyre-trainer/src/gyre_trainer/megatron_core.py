@@ -5,9 +5,7 @@ torch.compile, which loads the whole compiler at import. None of these kernels i
 decorator does nothing, which saves seconds and about 80 MB in every cell.
 """
 
-import contextlib
 import warnings
-from collections.abc import Iterator
 
 import torch
 
@@ -17,20 +15,12 @@ def _uncompiled(function=None, **options):
     return function if function is not None else _uncompiled
 
 
-@contextlib.contextmanager
-def _quiet_and_uncompiled() -> Iterator[None]:
-    compiler = torch.compile
-    if not torch.cuda.is_available():
-        torch.compile = _uncompiled
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.compile = compiler
+warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")
 
-
-with _quiet_and_uncompiled():
+_compiler = torch.compile
+if not torch.cuda.is_available():
+    torch.compile = _uncompiled
+try:
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -40,6 +30,8 @@ with _quiet_and_uncompiled():
     from megatron.core.transformer.enums import AttnBackend
     from megatron.core.transformer.module import MegatronModule
     from megatron.core.transformer.transformer_config import TransformerConfig
+finally:
+    torch.compile = _compiler
 
 __all__ = [
     "AttnBackend",
