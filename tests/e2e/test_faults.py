@@ -1,0 +1,114 @@
+"""Processes that die during a run: the run goes on, or ends with one line; the log is never lost, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+
+from gyre_trajtree import Execution, executions, read_run_log
+
+FAULTY = ("schedule.steps=3", "schedule.groups_per_step=4", "schedule.group_size=6")
+
+
+def closed(run) -> int:
+    if not run.log.exists():
+        return 0
+    return sum(isinstance(r, Execution) and r.state == "closed" for r in read_run_log(run.log))
+
+
+def kill(pids: list[int]) -> None:
+    assert pids
+    os.kill(pids[0], signal.SIGKILL)
+
+
+def engine_of(run, cell: int) -> list[int]:
+    """Pids of the engine that is a child of a cell's process."""
+    cells = run.processes(f"gyre_trainer.cell --driver")
+    parents = {pid for pid in cells if f"engine{cell}.log" in open(f"/proc/{pid}/cmdline").read()}
+    found = []
+    for pid in parents:
+        children = open(f"/proc/{pid}/task/{pid}/children").read().split()
+        found += [int(child) for child in children]
+    return found
+
+
+def test_a_killed_engine_comes_back_and_no_call_is_lost(start):
+    run = start(*FAULTY)
+    run.wait_for("closed executions", lambda: closed(run) >= 4)
+    kill(engine_of(run, 0))
+    summary = run.summary()
+    assert summary["steps"] == 3
+    assert summary["outcomes"].get("failed", 0) == 0
+    assert any(e["notice"].get("engine") == "restarted" for e in run.events("engine"))
+
+
+def test_a_killed_satellite_comes_back(start):
+    run = start(*FAULTY)
+    run.wait_for("closed executions", lambda: closed(run) >= 4)
+    kill([pid for pid in run.processes("gyre_trainer.cell") if b"engine1.log" in open(f"/proc/{pid}/cmdline", "rb").read()])
+    summary = run.summary()
+    assert summary["steps"] == 3
+    assert [e["cell"] for e in run.events("cell-lost")] == [1]
+    assert summary["outcomes"].get("failed", 0) == 0
+    assert run.processes("gyre_proxy", "gyre_trainer", "harness") == []
+
+
+def test_a_killed_core_ends_the_run_with_one_line(start):
+    run = start(*FAULTY)
+    run.wait_for("closed executions", lambda: closed(run) >= 4)
+    before = closed(run)
+    kill([pid for pid in run.processes("gyre_trainer.cell") if b"engine0.log" in open(f"/proc/{pid}/cmdline", "rb").read()])
+    code, _, err = run.finish()
+    assert code == 1
+    assert err.splitlines()[-1].startswith("gyre: ") and "Traceback" not in err
+    assert closed(run) >= before
+    assert run.processes("gyre_proxy", "gyre_trainer", "harness") == []
+
+
+def test_a_killed_harness_fails_alone(start):
+    run = start(*FAULTY)
+    run.wait_for("a harness", lambda: bool(run.processes("harness.py")))
+    deadline = time.monotonic() + 30
+    killed = 0
+    while killed < 3 and time.monotonic() < deadline:
+        for pid in run.processes("harness.py"):
+            try:
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+            except ProcessLookupError:
+                continue
+            break
+    assert killed == 3
+    summary = run.summary()
+    assert summary["steps"] == 3
+    recorded = executions(read_run_log(run.log))
+    ends = Counter(each.states[-1].termination for each in recorded.values())
+    assert 1 <= ends["failed"] <= 3
+    assert all(each.reward is not None for each in recorded.values() if each.states[-1].termination == "failed")
+
+
+def test_a_killed_driver_leaves_a_whole_log_and_no_process(start):
+    run = start(*FAULTY)
+    run.wait_for("closed executions", lambda: closed(run) >= 4)
+    run.process.kill()
+    run.process.communicate()
+    deadline = time.monotonic() + 30
+    while run.processes("gyre_proxy", "gyre_trainer", "harness"):
+        assert time.monotonic() < deadline, "processes outlived their driver"
+        time.sleep(0.1)
+    recorded = executions(read_run_log(run.log))
+    assert sum(each.closed for each in recorded.values()) >= 4
+
+
+def test_an_interrupted_run_says_so_and_ends_everything(start):
+    run = start(*FAULTY)
+    run.wait_for("closed executions", lambda: closed(run) >= 4)
+    run.process.send_signal(signal.SIGTERM)
+    code, _, err = run.finish()
+    assert code == 130
+    assert "SIGTERM received" in err.splitlines()[-1]
+    assert run.processes("gyre_proxy", "gyre_trainer", "harness") == []
+    recorded = executions(read_run_log(run.log))
+    assert all(each.closed for each in recorded.values() if each.states)
