@@ -151,7 +151,7 @@ class EngineApp:
             self.engine.abort()
         elif body.get("rid"):
             self.engine.abort(body["rid"])
-        return 200, None
+        return 200, ""
 
     async def _pause(self, body: dict):
         await asyncio.wrap_future(self.engine.pause(body.get("mode") or "abort"))
@@ -217,10 +217,10 @@ class EngineApp:
         return 200, self.engine.server_info() | {"startup_time": self._started}
 
     async def _health(self, body: dict):
-        return (200 if self.engine.alive else 503), None
+        return (200 if self.engine.alive else 503), ""
 
     async def _ready(self, body: dict):
-        return (200 if self.engine.ready else 503), None
+        return (200 if self.engine.ready else 503), ""
 
 
 def _overall(checksums: dict[str, str]) -> str:
@@ -260,9 +260,9 @@ async def _start(send, status: int, content_type: bytes, length: int | None = No
 
 
 async def _answer(send, status: int, content) -> None:
-    """Answer JSON, plain text for a str, nothing for None."""
-    if content is None or isinstance(content, str):
-        body, kind = (content or "").encode(), b"text/plain; charset=utf-8"
+    """Answer a str as plain text, anything else as JSON."""
+    if isinstance(content, str):
+        body, kind = content.encode(), b"text/plain; charset=utf-8"
     else:
         body, kind = orjson.dumps(content), b"application/json"
     await _start(send, status, kind, len(body))
