@@ -1,5 +1,6 @@
 """What a request may ask for, and the thread that owns the model."""
 
+import math
 import queue
 import shutil
 import threading
@@ -175,6 +176,22 @@ def test_requests_of_many_threads_are_each_answered_once(run):
         f"{t}.{i}": 1 + i % 4 for t in range(4) for i in range(10)
     }
     assert running.outputs.empty()
+
+
+EXTREMES = [
+    *({"top_k": 10**30}, {"temperature": 1e300}, {"temperature": 1e-5}, {"temperature": 1e-300}),
+    *({"top_p": 1e-300}, {"min_p": 1.0}, {"sampling_seed": -(10**40)}, {"stop_token_ids": [-1, 10**30]}),
+]
+
+
+def test_extreme_but_legal_sampling_is_served(run):
+    running = run()
+    for index, extreme in enumerate(EXTREMES):
+        body = {"input_ids": [5, 6], "rid": str(index), "sampling_params": {"max_new_tokens": 4} | extreme}
+        running.engine.submit(GenerateRequest.parse(body))
+    done = running.finals(len(EXTREMES))
+    assert all(math.isfinite(logprob) for output in done.values() for logprob in output.logprobs)
+    assert running.failures.empty()
 
 
 def test_commands_take_effect_in_the_order_sent(run):

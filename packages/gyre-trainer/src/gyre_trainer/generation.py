@@ -393,6 +393,8 @@ def _filtered(probabilities: torch.Tensor, samplings: list[Sampling]) -> torch.T
 
     ordered, order = probabilities.sort(dim=-1, descending=True)
     drop = ordered.cumsum(dim=-1) - ordered > column([s.top_p for s in samplings])
-    drop |= torch.arange(vocab, device=probabilities.device) >= column([s.top_k or vocab for s in samplings])
+    drop |= torch.arange(vocab, device=probabilities.device) >= column(
+        [min(s.top_k or vocab, vocab) for s in samplings]
+    )
     drop |= ordered < ordered[:, :1] * column([s.min_p for s in samplings])
     return torch.zeros_like(probabilities).scatter_(1, order, ordered.masked_fill_(drop, 0.0))
