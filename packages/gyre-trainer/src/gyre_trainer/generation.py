@@ -361,23 +361,23 @@ def sample(
     """Draw one token for each row of `logits` (float32 `[R, vocab]`). Returns token ids and their log-probs
     as the module docstring defines them. One uniform number of the row's `chance` decides each draw.
     """
+
+    def column(numbers, **kind) -> torch.Tensor:
+        return torch.tensor(numbers, device=logits.device, **kind).unsqueeze(1)
+
     temperatures = [s.temperature if s.temperature >= GREEDY_BELOW else 1.0 for s in samplings]
     if any(t != 1.0 for t in temperatures):
-        logits = logits / torch.tensor(temperatures, device=logits.device).unsqueeze(1)
+        logits = logits / column(temperatures)
     logprobs = torch.log_softmax(logits, dim=-1)
     probabilities = logprobs.exp()
     if any(s.filtered for s in samplings):
         probabilities = _filtered(probabilities, samplings)
     # float64: a float32 sum could round a draw up to the end, onto a token of no probability
     cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
-    draws = torch.tensor([c.random() for c in chances], dtype=torch.float64, device=logits.device).unsqueeze(
-        1
-    )
-    ids = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True).clamp_(
-        max=logits.shape[1] - 1
-    )
+    draws = cumulative[:, -1:] * column([c.random() for c in chances], dtype=torch.float64)
+    ids = torch.searchsorted(cumulative, draws, right=True).clamp_(max=logits.shape[1] - 1)
     if any(s.greedy for s in samplings):
-        greedy = torch.tensor([s.greedy for s in samplings], device=logits.device).unsqueeze(1)
+        greedy = column([s.greedy for s in samplings])
         ids = torch.where(greedy, logprobs.argmax(dim=-1, keepdim=True), ids)
     return ids.squeeze(1).tolist(), logprobs.gather(1, ids).squeeze(1).tolist()
 
