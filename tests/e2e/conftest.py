@@ -55,20 +55,26 @@ class Run:
         return json.loads(out.splitlines()[-1])
 
     def processes(self, *modules: str) -> list[int]:
-        """Living processes that name this run's directory and one of the modules in their command line."""
-        return [pid for pid, command in living() if str(self.run_dir) in command and any(m in command for m in modules)]
+        """Living processes of this run, by its directory, whose command line names one of the modules."""
+        where = str(self.run_dir)
+        return [
+            pid
+            for pid, command, folder in living()
+            if (where in command or folder.startswith(where)) and any(module in command for module in modules)
+        ]
 
 
-def living() -> Iterator[tuple[int, str]]:
-    """(pid, command line) of every process that is no zombie."""
+def living() -> Iterator[tuple[int, str, str]]:
+    """(pid, command line, current folder) of every process that is no zombie."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                folder = os.readlink(entry / "cwd")
             except OSError:
                 continue
             if command:
-                yield int(entry.name), command
+                yield int(entry.name), command, folder
 
 
 def start_run(run_dir: Path, *assignments: str, options: tuple[str, ...] = ()) -> Run:
@@ -76,7 +82,12 @@ def start_run(run_dir: Path, *assignments: str, options: tuple[str, ...] = ()) -
     for assignment in assignments:
         command += ["--set", assignment]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=run_dir.parent
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=run_dir.parent,
     )
     return Run(process, run_dir)
 

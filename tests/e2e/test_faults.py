@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 
 from gyre_trajtree import Execution, executions, read_run_log
 
@@ -23,21 +25,23 @@ def kill(pids: list[int]) -> None:
     os.kill(pids[0], signal.SIGKILL)
 
 
-def engine_of(run, cell: int) -> list[int]:
-    """Pids of the engine that is a child of a cell's process."""
-    cells = run.processes(f"gyre_trainer.cell --driver")
-    parents = {pid for pid in cells if f"engine{cell}.log" in open(f"/proc/{pid}/cmdline").read()}
-    found = []
-    for pid in parents:
-        children = open(f"/proc/{pid}/task/{pid}/children").read().split()
-        found += [int(child) for child in children]
-    return found
+def cell(run, index: int) -> list[int]:
+    return [pid for pid in run.processes("gyre_trainer.cell") if f"engine{index}.log" in command(pid)]
+
+
+def engine(run, index: int) -> list[int]:
+    (parent,) = cell(run, index)
+    return [int(child) for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def test_a_killed_engine_comes_back_and_no_call_is_lost(start):
     run = start(*FAULTY)
     run.wait_for("closed executions", lambda: closed(run) >= 4)
-    kill(engine_of(run, 0))
+    kill(engine(run, 0))
     summary = run.summary()
     assert summary["steps"] == 3
     assert summary["outcomes"].get("failed", 0) == 0
@@ -47,7 +51,7 @@ def test_a_killed_engine_comes_back_and_no_call_is_lost(start):
 def test_a_killed_satellite_comes_back(start):
     run = start(*FAULTY)
     run.wait_for("closed executions", lambda: closed(run) >= 4)
-    kill([pid for pid in run.processes("gyre_trainer.cell") if b"engine1.log" in open(f"/proc/{pid}/cmdline", "rb").read()])
+    kill(cell(run, 1))
     summary = run.summary()
     assert summary["steps"] == 3
     assert [e["cell"] for e in run.events("cell-lost")] == [1]
@@ -59,7 +63,7 @@ def test_a_killed_core_ends_the_run_with_one_line(start):
     run = start(*FAULTY)
     run.wait_for("closed executions", lambda: closed(run) >= 4)
     before = closed(run)
-    kill([pid for pid in run.processes("gyre_trainer.cell") if b"engine0.log" in open(f"/proc/{pid}/cmdline", "rb").read()])
+    kill(cell(run, 0))
     code, _, err = run.finish()
     assert code == 1
     assert err.splitlines()[-1].startswith("gyre: ") and "Traceback" not in err
@@ -69,24 +73,18 @@ def test_a_killed_core_ends_the_run_with_one_line(start):
 
 def test_a_killed_harness_fails_alone(start):
     run = start(*FAULTY)
-    run.wait_for("a harness", lambda: bool(run.processes("harness.py")))
-    deadline = time.monotonic() + 30
-    killed = 0
-    while killed < 3 and time.monotonic() < deadline:
-        for pid in run.processes("harness.py"):
-            try:
-                os.kill(pid, signal.SIGKILL)
-                killed += 1
-            except ProcessLookupError:
-                continue
-            break
-    assert killed == 3
+    for _ in range(3):
+        run.wait_for("a harness", lambda: bool(run.processes("harness.py")))
+        with contextlib.suppress(ProcessLookupError, IndexError):
+            os.kill(run.processes("harness.py")[0], signal.SIGKILL)
     summary = run.summary()
     assert summary["steps"] == 3
     recorded = executions(read_run_log(run.log))
     ends = Counter(each.states[-1].termination for each in recorded.values())
     assert 1 <= ends["failed"] <= 3
-    assert all(each.reward is not None for each in recorded.values() if each.states[-1].termination == "failed")
+    assert all(
+        each.reward is not None for each in recorded.values() if each.states[-1].termination == "failed"
+    )
 
 
 def test_a_killed_driver_leaves_a_whole_log_and_no_process(start):

@@ -21,7 +21,11 @@ from transformers import AutoModelForCausalLM
 
 def gyre(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "gyre_cli", *arguments], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "gyre_cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -77,7 +81,9 @@ def test_the_log_replays_into_identical_trees_and_actions(short_run):
 
     def digests() -> dict[str, str]:
         recorded = executions(read_run_log(run.log))
-        return {name: tree_digest(Tree.from_calls(each.calls)) for name, each in recorded.items() if each.calls}
+        return {
+            name: tree_digest(Tree.from_calls(each.calls)) for name, each in recorded.items() if each.calls
+        }
 
     assert digests() == digests()
     turns = [
@@ -96,7 +102,9 @@ def test_trees_built_by_token_prefix_alone_have_the_same_paths(short_run):
         blind = Tree(each.id)
         for node in known.nodes:
             call = node.call
-            blind.add(type(call)(call.id, call.execution, prompts[call.id], call.output_ids, logprobs=call.logprobs))
+            blind.add(
+                type(call)(call.id, call.execution, prompts[call.id], call.output_ids, logprobs=call.logprobs)
+            )
         for node in known.nodes:
             assert np.array_equal(known.path_tokens(node), blind.path_tokens(blind[node.id]))
 
@@ -106,7 +114,9 @@ def test_recorded_logprobs_are_those_of_the_recorded_weights(short_run):
     run, summary = short_run
     assert summary["max_logprob_mismatch"] < 1e-3 and summary["same_version_tokens"] > 0
     paths = {0: model_path()} | {e["version"]: e["path"] for e in run.events("publication")}
-    models = {v: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for v, path in paths.items()}
+    models = {
+        v: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for v, path in paths.items()
+    }
     compared, worst = Counter(), 0.0
     for each in executions(read_run_log(run.log)).values():
         if not each.calls:
@@ -135,7 +145,13 @@ def test_the_report_shows_rewards_and_roles(short_run, tmp_path):
     result = gyre("report", str(run.run_dir), "--html", str(target))
     assert result.returncode == 0, result.stderr
     page = target.read_text()
-    for part in ("<h2>Reward</h2>", "Roles of the cells", 'class="role training"', 'class="role rollout"', "<polyline"):
+    for part in (
+        "<h2>Reward</h2>",
+        "Roles of the cells",
+        'class="role training"',
+        'class="role rollout"',
+        "<polyline",
+    ):
         assert part in page
     assert (run.run_dir / "report.html").exists()
 
@@ -160,7 +176,12 @@ def test_nothing_of_a_run_outlives_it(short_run):
 @pytest.mark.parametrize("policy", ["async", "colocate"])
 def test_the_other_policies_run_too(start, policy):
     steps = {"async": 3, "colocate": 4}[policy]
-    run = start("schedule.groups_per_step=2", "schedule.group_size=4", f"schedule.steps={steps}", f"schedule.policy={policy}")
+    run = start(
+        "schedule.groups_per_step=2",
+        "schedule.group_size=4",
+        f"schedule.steps={steps}",
+        f"schedule.policy={policy}",
+    )
     summary = run.summary()
     assert summary["steps"] == steps and summary["policy"] == policy
     assert summary["staleness_target"] == 1.5
