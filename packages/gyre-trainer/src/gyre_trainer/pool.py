@@ -79,6 +79,7 @@ class CellPool:
         self._wake = asyncio.Event()
         self._queue: MicroStepQueue | None = None
         self._core_death = "it did not start"
+        self._endings: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def start(
@@ -235,9 +236,17 @@ class CellPool:
     # -- inside
     async def _start(self, index: int, settings: CellSettings) -> None:
         self.cells[index] = await CellProcess.start(
-            index, settings, self._run_dir, self._key, self._on_notice, self._account_lost
+            index, settings, self._run_dir, self._key, self._take_notice, self._account_lost
         )
         self.roles[index] = "rollout"
+
+    def _take_notice(self, cell: int, notice: dict[str, Any]) -> None:
+        """Pass a cell's notice on; without its engine a cell is of no use and is ended."""
+        self._on_notice(cell, notice)
+        if notice.get("engine") == "lost" and cell in self.cells:
+            ending = asyncio.create_task(self.cells[cell].kill(f"its engine was lost: {notice['reason']}"))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
 
     async def _work(self, cell: int, micro_step: MicroStep, queue: MicroStepQueue) -> None:
         """Train one claimed micro-step; when the cell is lost meanwhile it is queued again."""
