@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -43,17 +45,24 @@ from gyre_cli.training import Training
 def run_training(config: RunConfig) -> dict[str, Any]:
     """Run to the end and return the summary. Raises MisuseError before anything starts, RunFailed afterwards."""
     plan = prepare(config)
+    _log_to(plan.run_dir / "logs/driver.log")
     try:
         with Progress(plan.schedule.steps) as progress:
             progress.say(f"run directory {plan.run_dir}")
             summary = asyncio.run(_until_signal(_train(plan, progress)))
+        (plan.run_dir / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+        write_report(plan.run_dir)
     except (HarnessNotFound, EvaluatorNotFound, TemplateError) as error:
         raise MisuseError(str(error)) from None
     except (SchedulerError, TrainerError, TrajtreeError, ProxyError, OSError) as error:
         raise RunFailed(f"{error}; what was recorded is in {plan.run_dir}") from error
-    (plan.run_dir / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
-    write_report(plan.run_dir)
     return summary
+
+
+def _log_to(path: Path) -> None:
+    """Warnings and the tracebacks of single failures go to a file; the screen belongs to the progress."""
+    logging.raiseExceptions = False  # a full disk is reported by the run log's own writer
+    logging.basicConfig(filename=path, level=logging.WARNING, force=True)
 
 
 async def _until_signal(work) -> dict[str, Any]:
@@ -101,7 +110,8 @@ async def _train(plan: Plan, progress: Progress) -> dict[str, Any]:
         progress.say(f"ready after {time.monotonic() - started:.0f} s; {plan.schedule.steps} steps to train")
         run = await stack.enter_async_context(_Run(plan, progress, record, proxy, pool, evaluator))
         await run.to_end()
-        shutil.rmtree(plan.run_dir / "executions") if not config.harness.keep_workspaces else None
+        if not config.harness.keep_workspaces:
+            shutil.rmtree(plan.run_dir / "executions")
         return summarise(plan, run, time.monotonic() - started)
 
 

@@ -15,10 +15,13 @@ import random
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from gyre_scheduler.executions import ExecutionFolder, harness_view
+
 from gyre_cli.quickstart import harness_path
-from gyre_cli.quickstart.tasks import WORDS, harness_view
+from gyre_cli.quickstart.tasks import WORDS
 from gyre_cli.quickstart.tokenizer import END, chat_renderer
 
 STUB = 0.20
@@ -139,6 +142,7 @@ def demonstrations(tasks: Iterator[dict[str, Any]], tokenizer: Any, seed: int) -
     render = chat_renderer()
     for task in tasks:
         demonstrator = Demonstrator(tokenizer, rng, render)
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-            harness.work(demonstrator, harness.Workspace(folder), harness_view(task))
+        with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(io.StringIO()):
+            folder = ExecutionFolder.create(Path(scratch) / "execution", task)
+            harness.work(demonstrator, harness.Workspace(folder.workspace), harness_view(task))
         yield demonstrator.transcripts

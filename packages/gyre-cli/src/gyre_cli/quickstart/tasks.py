@@ -2,7 +2,7 @@
 
 Three kinds of item: `write PATH=WORD` says what to write; `read PATH=KEY` says where the word is kept, in a
 note that only the `read` tool opens; `task PATH=WORD` must be done by a sub-agent. What a file must hold is
-under `expect`, which only the evaluator gets: a harness is given `harness_view(task)`.
+under `expect`, which only the evaluator gets.
 
 Invariant: a seed determines the tasks, and the word of a `read` item stands in its note alone.
 """
@@ -62,11 +62,6 @@ def _task(rng: random.Random) -> dict[str, Any]:
             expect[path] = shown
     budget = TIGHT_BUDGET if rng.random() < TIGHT_SHARE else ROOMY_BUDGET
     return {"prompt": "\n".join(items), "files": files, "context_budget": budget, "expect": expect}
-
-
-def harness_view(task: dict[str, Any]) -> dict[str, Any]:
-    """The part of a task that the harness may see: all but the evaluator's."""
-    return {key: value for key, value in task.items() if key != "expect"}
 
 
 def evaluate(workspace: Path, task: dict[str, Any]) -> float:
