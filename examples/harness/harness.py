@@ -41,7 +41,7 @@ class ServiceError(Exception):
 
 
 class TaskError(Exception):
-    """The task cannot be read or laid out."""
+    """The task, or the address of the service, cannot be read."""
 
 
 class Client:
@@ -255,7 +255,7 @@ def looks_like_a_call(reply: dict) -> bool:
 
 
 def load_task(path: str) -> dict:
-    """A task file: JSON {"prompt", "files"?, "context_budget"?}, or plain text, which is the prompt."""
+    """A task file: JSON {"prompt", "context_budget"?}, or plain text, which is the prompt."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -271,10 +271,7 @@ def load_task(path: str) -> dict:
 
 
 def work(client: Client, workspace: Workspace, task: dict) -> None:
-    """Lay out the task's files and work through its prompt, one item a line."""
-    for path, content in task.get("files", {}).items():
-        if not workspace.write(path, content):
-            raise TaskError(f"cannot lay out the file {path!r} of the task")
+    """Work through the task's prompt, one item a line."""
     items = [line.strip() for line in task["prompt"].splitlines() if line.strip()]
     Agent(client, workspace, MAIN, items, task.get("context_budget", DEFAULT_BUDGET)).run()
 

@@ -20,6 +20,9 @@ def agent_run(harness, tmp_path):
 
     def run(task, replies, used=0, folder=tmp_path):
         script = Script(replies, used)
+        for path, content in task.get("files", {}).items():
+            (folder / path).parent.mkdir(exist_ok=True)
+            (folder / path).write_text(content)
         with contextlib.redirect_stdout(io.StringIO()):
             harness.work(script, harness.Workspace(str(folder)), task)
         return script.requests

@@ -4,7 +4,8 @@ import itertools
 import json
 
 import pytest
-from gyre_cli.quickstart.tasks import evaluate, harness_view, make_tasks
+from gyre_cli.quickstart.tasks import evaluate, make_tasks
+from gyre_scheduler.executions import harness_view
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -76,7 +77,7 @@ def diligent(call):
 
 def test_doing_what_is_asked_scores_one(agent_run, tool_call, tmp_path):
     for task in some_tasks(7):
-        agent_run(harness_view(task) | {"context_budget": 10**6}, diligent(tool_call))
+        agent_run(task | {"context_budget": 10**6}, diligent(tool_call))
         assert evaluate(tmp_path, task) == 1.0
         for path in task["expect"]:
             (tmp_path / path).unlink()
@@ -109,5 +110,5 @@ def test_a_short_cut_earns_only_the_items_it_does_right(agent_run, tool_call, tm
         folder = tmp_path / str(number)
         folder.mkdir()
         kinds = [line.split()[0] for line in task["prompt"].splitlines()]
-        agent_run(harness_view(task) | {"context_budget": 10**6}, reply, folder=folder)
+        agent_run(task | {"context_budget": 10**6}, reply, folder=folder)
         assert evaluate(folder, task) == sum(kind in GAIN.get(name, ()) for kind in kinds) / len(kinds)
