@@ -33,6 +33,7 @@ def test_micro_steps_keep_to_the_budget_and_an_oversize_execution_sits_alone():
         taken.append(micro_step)
     assert sorted(e.id for m in taken for e in m.executions) == [f"e{i}" for i in range(6)]
     assert all(m.token_count <= BUDGET or len(m.executions) == 1 for m in taken)
+    assert queue.oversize == ["e2"]
 
 
 def test_late_executions_fill_a_bin_that_was_not_taken():

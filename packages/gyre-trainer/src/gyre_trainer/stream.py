@@ -70,6 +70,8 @@ class MicroStepQueue:
         self.committed = False
         self.execution_count = 0
         """|E| so far: admitted executions, those without targets included."""
+        self.oversize: list[str] = []
+        """Executions larger than the token budget; each is a micro-step of its own."""
         self._buffer = PackingBuffer(budget)
         self._steps: dict[int, MicroStep] = {}
         self._state: dict[int, _State] = {}
@@ -88,6 +90,8 @@ class MicroStepQueue:
             if execution.id in self._admitted:
                 raise LedgerError(f"step {self.step}: execution {execution.id} was admitted before")
             self._admitted.add(execution.id)
+            if execution.token_count > self._buffer.budget:
+                self.oversize.append(execution.id)
         self.execution_count += len(executions)
         self._buffer.add(execution for execution in executions if execution.target_count)
         self._changed()
