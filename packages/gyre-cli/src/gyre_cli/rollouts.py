@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gyre_scheduler.evaluation import Evaluator
 from gyre_scheduler.executions import ExecutionFolder, Harness, HarnessEnd, run_harness
+from gyre_scheduler.guard import Guard
 from gyre_scheduler.runtime import Report
 from gyre_trajtree import Assessment, Execution
 
@@ -46,9 +47,12 @@ class Rollouts:
         routes: Routes,
         record: RunRecord,
         folder: Path,
+        guard: Guard,
     ) -> None:
         self.groups: dict[int, DispatchedGroup] = {}
         self.launched = 0
+        self.last_unresolved: str | None = None
+        """Why the latest execution without a score has none."""
         self._config = config
         self._tasks = tasks
         self._harness = harness
@@ -57,6 +61,7 @@ class Rollouts:
         self._routes = routes
         self._record = record
         self._folder = folder
+        self._guard = guard
 
     async def dispatch(self, group: int, version: int, replaces: int | None) -> None:
         """Choose the next task for a group. The order of dispatch alone decides, so a seed decides the tasks."""
@@ -83,7 +88,7 @@ class Rollouts:
         report.launched()
         end = HarnessEnd("cancelled", -1, "the run ended", 0.0)
         try:
-            end = await run_harness(self._harness, folder, group.task, base_url, key, budget)
+            end = await run_harness(self._harness, folder, group.task, base_url, key, budget, self._guard)
         finally:
             self._closed(execution, end)
         await self._proxy.close_execution(execution)
@@ -100,6 +105,8 @@ class Rollouts:
                 time=time.time(),
             )
         )
+        if assessed.status == "unresolved":
+            self.last_unresolved = assessed.detail
         if not self._config.harness.keep_workspaces:
             await asyncio.to_thread(folder.discard)
         report.assessed(assessed.status == "valid")

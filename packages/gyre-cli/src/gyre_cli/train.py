@@ -19,9 +19,16 @@ import orjson
 from gyre_proxy.errors import ProxyError
 from gyre_scheduler import Scheduler
 from gyre_scheduler.actions import Action
-from gyre_scheduler.errors import EvaluatorNotFound, HarnessNotFound, SchedulerError, TemplateError
+from gyre_scheduler.errors import (
+    EvaluatorNotFound,
+    HarnessNotFound,
+    RunAborted,
+    SchedulerError,
+    TemplateError,
+)
 from gyre_scheduler.evaluation import Evaluator
 from gyre_scheduler.events import Event
+from gyre_scheduler.guard import Guard
 from gyre_scheduler.runtime import Runtime
 from gyre_trainer.errors import TrainerError
 from gyre_trainer.pool import CellPool
@@ -105,10 +112,11 @@ async def _train(plan: Plan, progress: Progress) -> dict[str, Any]:
         )
         for start in (proxy_start, pool_start):
             stack.push_async_callback(_end_of, start)
+        guard = stack.enter_context(Guard())
         evaluator = await stack.enter_async_context(_evaluator(config))
         proxy, pool = await proxy_start, await pool_start
         progress.say(f"ready after {time.monotonic() - started:.0f} s; {plan.schedule.steps} steps to train")
-        run = await stack.enter_async_context(_Run(plan, progress, record, proxy, pool, evaluator))
+        run = await stack.enter_async_context(_Run(plan, progress, record, proxy, pool, evaluator, guard))
         await run.to_end()
         if not config.harness.keep_workspaces:
             shutil.rmtree(plan.run_dir / "executions")
@@ -154,6 +162,7 @@ class _Run:
         proxy: ProxyProcess,
         pool: CellPool,
         evaluator: Evaluator,
+        guard: Guard,
     ) -> None:
         config = plan.config
         self.progress, self.record = progress, record
@@ -164,14 +173,15 @@ class _Run:
             self.history, config.training.j_max, config.training.advantages, config.seed
         )
         self.rollouts = Rollouts(
-            config,
-            plan.tasks,
-            plan.harness,
-            evaluator,
-            proxy,
-            self.routes,
-            record,
-            plan.run_dir / "executions",
+            config=config,
+            tasks=plan.tasks,
+            harness=plan.harness,
+            evaluator=evaluator,
+            proxy=proxy,
+            routes=self.routes,
+            record=record,
+            folder=plan.run_dir / "executions",
+            guard=guard,
         )
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.roles = CellRoles(pool, self.routes, record, progress, self._post)
@@ -209,6 +219,9 @@ class _Run:
                 if ended.done():
                     ended.result()
             await running
+        except RunAborted as reason:
+            why = self.rollouts.last_unresolved
+            raise RunFailed(f"{reason} (last: {why})" if why else str(reason)) from None
         finally:
             for task in (running, watching):
                 task.cancel()

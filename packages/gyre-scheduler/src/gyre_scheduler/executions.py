@@ -21,6 +21,7 @@ from typing import Any
 
 from .errors import CommandNotFound, HarnessNotFound, TaskError, TemplateError
 from .events import Termination
+from .guard import Guard
 from .processes import ProcessEnd, run_process
 
 EVALUATORS_PART = ("expect", "files")
@@ -143,6 +144,7 @@ async def run_harness(
     base_url: str,
     key: str,
     timeout_s: float,
+    guard: Guard | None = None,
 ) -> HarnessEnd:
     """Start the harness, wait for it, end its process group.
 
@@ -167,6 +169,7 @@ async def run_harness(
             output_limit=harness.output_limit,
             timeout_s=timeout_s,
             grace_s=harness.grace_s,
+            guard=guard,
         )
     except CommandNotFound as missing:
         raise HarnessNotFound(f"harness command {missing}; set harness.command") from None

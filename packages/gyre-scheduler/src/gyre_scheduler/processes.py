@@ -15,11 +15,12 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import CommandNotFound
+from .guard import Guard
 
 NOT_EXECUTABLE = {errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR}
 DRAIN_S = 1.0
@@ -47,21 +48,24 @@ async def run_process(
     output_limit: int,
     timeout_s: float,
     grace_s: float,
+    guard: Guard | None = None,
 ) -> ProcessEnd:
     """Run a command to its end or to its time limit, then end its whole group.
 
     Past `timeout_s` the group gets SIGTERM, after `grace_s` more SIGKILL. Each output file holds the first
-    `output_limit` bytes and a closing note if there were more. CommandNotFound if it cannot be executed.
+    `output_limit` bytes and a closing note if there were more. With a `guard` the group also ends when this process is
+    killed. CommandNotFound if it cannot be executed.
     """
     begin = time.monotonic()
     async with _Output(stdout, output_limit) as out, _Output(stderr, output_limit) as err:
         child = await _start(command, cwd, env, out.write_end, err.write_end)
         out.child_started()
         err.child_started()
-        try:
-            timed_out = await _wait(child, timeout_s, grace_s)
-        finally:
-            await _kill_group(child)
+        with guard.watching(child.pid) if guard else nullcontext():
+            try:
+                timed_out = await _wait(child, timeout_s, grace_s)
+            finally:
+                await _kill_group(child)
         await asyncio.wait([out.ended, err.ended], timeout=DRAIN_S)
     return ProcessEnd(child.returncode or 0, timed_out, time.monotonic() - begin)
 
