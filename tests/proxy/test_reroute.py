@@ -17,8 +17,8 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "go"}]}
 def pair(stage, codec, tokenizer_dir, tmp_path):
     """(proxy, source, destination); executions start on the source; the destination is at version 3."""
 
-    def build(**settings):
-        source, destination = stage.engine(codec, [TEXT], 2), stage.engine(codec, [TEXT], 3)
+    def build(version=3, **settings):
+        source, destination = stage.engine(codec, [TEXT], 2), stage.engine(codec, [TEXT], version)
         proxy = stage.proxy(tokenizer=tokenizer_dir, record=tmp_path / "run.jsonl", **settings)
         table = [{"url": e.url, "admitting": True, "version": e.version} for e in (source, destination)]
         proxy.admin("PUT", "engines", {"engines": table})
@@ -44,6 +44,17 @@ class Client(threading.Thread):
         self.join(DEADLINE_S)
         assert self.status == 200, self.text
         return self.text
+
+
+def test_spans_of_one_version_join_across_engines(pair):
+    proxy, source, destination = pair(version=2)
+    source.hold_after = 4
+    client = Client(proxy, stream=True)
+    source.wait_held()
+    proxy.admin("POST", "reroute", {"source": source.url, "moves": {"e": destination.url}})
+    client.answer()
+    (call,) = proxy.calls()
+    assert call.versions == [[2, 0, len(call.output_ids)]]
 
 
 def check_one_uninterrupted_call(proxy, codec, split):

@@ -134,13 +134,13 @@ def test_every_batch_has_the_right_gradient_whatever_happens_to_satellites(
         pool.on_lost = lambda cell, reason: lost.append(cell)
         try:
             # 1: satellites join while the core is training
-            await pool.to_training(0, 0)
+            await pool.to_training(0)
             queue = MicroStepQueue(1, BUDGET)
             training = asyncio.create_task(pool.train(queue))
             queue.admit(batches[0][:7])
             await until(queue, lambda: done_by(queue, 0))
-            await pool.to_training(1, 0)
-            await pool.to_training(2, 0)
+            await pool.to_training(1)
+            await pool.to_training(2)
             queue.admit(batches[0][7:])
             await until(queue, lambda: done_by(queue, 1) or done_by(queue, 2))
             queue.close()
@@ -163,7 +163,7 @@ def test_every_batch_has_the_right_gradient_whatever_happens_to_satellites(
             results.append(await pool.step(queue, (0, 1, 2)))
             assert results[1].cells == (0, 2) and all(map(gone, pids))
             with pytest.raises(CellDied, match="cell 1"):
-                await pool.to_training(1, 2)
+                await pool.to_training(1)
 
             # 3: a cell dies in the broadcast, after the core's update
             queue = await train_on_all(pool, batches[2], (0, 2))
@@ -173,7 +173,7 @@ def test_every_batch_has_the_right_gradient_whatever_happens_to_satellites(
 
             # 4: the first lost cell is back, and freezes in the sum
             await pool.revive(1)
-            await pool.to_training(1, 3)
+            await pool.to_training(1)
             queue = await train_on_all(pool, batches[3], (0, 1))
             at_operation(pool, 1, "reduce", signal.SIGSTOP)
             results.append(await pool.step(queue, (0, 1)))
@@ -206,9 +206,7 @@ def test_misuse_is_refused_and_harms_nothing(cell_settings, model_dir, tmp_path,
         pool.cells[0]._on_notice = lambda cell, notice: notices.put_nowait((cell, notice))
         try:
             with pytest.raises(TrainerError, match="before the core trains"):
-                await pool.to_training(1, 0)
-            with pytest.raises(VersionError, match="at version 0, not at 4"):
-                await pool.to_training(0, 4)
+                await pool.to_training(1)
             with pytest.raises(VersionError, match="at version 0, not at 4"):
                 await pool.publish(4)
             with pytest.raises(CellError, match="offloaded"):
@@ -222,7 +220,7 @@ def test_misuse_is_refused_and_harms_nothing(cell_settings, model_dir, tmp_path,
             assert (cell, notice["engine"], notice["url"]) == (0, "restarted", url)
             assert ask(url, "/get_model_info")["weight_version"] == "0"
 
-            await pool.to_training(0, 0)
+            await pool.to_training(0)
             queue = MicroStepQueue(1, BUDGET)
             queue.admit([bad])
             with pytest.raises(CellError, match="640 is outside the vocabulary"):
@@ -311,7 +309,7 @@ def test_trainer_and_engine_agree_on_log_probs_before_and_after_a_step(model_dir
 
     async def burst(pool, version):
         executions = [await asyncio.to_thread(sample, pool.engines[0], seed) for seed in range(4)]
-        await pool.to_training(0, version)
+        await pool.to_training(0)
         queue = MicroStepQueue(version + 1, 4096)
         queue.admit(executions)
         queue.close()

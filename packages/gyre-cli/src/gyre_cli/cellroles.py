@@ -57,7 +57,7 @@ class CellRoles:
         self.note(cell, "transition")
         try:
             continued = await self._routes.leave(cell, moves)
-            await self._pool.to_training(cell, self._pool.version)
+            await self._pool.to_training(cell)
         except CellDied as death:
             raise LostCell(cell, str(death)) from None
         finally:

@@ -43,7 +43,7 @@ class HarnessSection(Section):
     env: dict[str, str] = {}
     """Further environment of the harness, with the same placeholders. Nothing else of ours reaches it."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """Wall-clock budget in seconds of one execution: launch, harness, evaluation and retries together."""
+    """Seconds that a harness may run. Its evaluation has task.evaluation_timeout_s for each attempt on top."""
     keep_workspaces: bool = False
 
 

@@ -1,7 +1,7 @@
 """Where tasks come from: a `module:function` called with the seed, or a JSON Lines file in a seeded order, repeated.
 
 A task is a JSON object with `id` and `prompt` (what the harness gets) and optionally `files` (initial workspace files by
-relative path); every other key belongs to the evaluator and never reaches the harness. The same seed gives the same tasks.
+relative path) and `expect` (the evaluator's part, which never reaches the harness). The same seed gives the same tasks.
 """
 
 from __future__ import annotations

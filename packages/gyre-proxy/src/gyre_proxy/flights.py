@@ -121,7 +121,7 @@ class Flight:
             self.first = time.time()
         self.ids[base:] = output.ids
         self.logprobs[base:] = output.logprobs
-        spans = [span for span in self.spans if span[2] <= base]
+        spans = [(v, start, min(end, base)) for v, start, end in self.spans if start < base]
         for sampled_at, start, end in output.spans:
             known = sampled_at if sampled_at is not None else version
             if known is not None:

@@ -118,21 +118,20 @@ class CellPool:
         """Cells in training, in order."""
         return sorted(index for index, role in self.roles.items() if role == "training")
 
-    async def to_training(self, cell: int, version: int) -> None:
-        """Release the cell's engine, which must be idle, and let it train at `version`.
+    async def to_training(self, cell: int) -> None:
+        """Release the cell's engine, which must be idle, and let the cell train at the core's version.
 
-        A satellite pulls the core's weights without interrupting the core. Raises VersionError when the core
-        is at another version, CellError when the engine stays busy (the cell stays in rollout), CellDied when
-        the cell is lost, also when it cannot get the weights.
+        A satellite pulls the core's weights without interrupting the core. Raises CellError when the engine
+        stays busy (the cell stays in rollout), CellDied when the cell is lost, also when it cannot get the
+        weights.
         """
         async with self._window:  # not between a step's reduction and its broadcast
-            self._expect(version)
             if self.roles.get(cell) == "training":
                 raise TrainerError(f"cell {cell} is in training already")
             if cell != CORE and self._source is None:
                 raise TrainerError(f"cell {cell} cannot join before the core trains")
             source = None if cell == CORE else self._source
-            address = await self._essential(cell, "enter_training", version=version, source=source)
+            address = await self._essential(cell, "enter_training", version=self.version, source=source)
             if cell == CORE:
                 self._source = address
             self.roles[cell] = "training"
@@ -155,6 +154,9 @@ class CellPool:
             raise TrainerError(f"cell {cell} is no lost satellite")
         version, model = self.published
         await self._start(cell, replace(self.settings, model=model, version=version, optimizer_state=None))
+        if self.published[0] != version:  # a publication came while the cell started
+            version, model = self.published
+            await self._essential(cell, "load_engine", model=model, version=version)
 
     # -- training
     async def train(self, queue: MicroStepQueue) -> None:
