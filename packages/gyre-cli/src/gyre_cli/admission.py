@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,8 +79,13 @@ class AdmittedGroup:
 class Admission:
     """Admits groups of executions and keeps the token ledger of the run."""
 
-    def __init__(self, history: History, j_max: int, normalise: str, seed: int) -> None:
-        """`j_max` 0 takes all trajectories; `seed` decides the draws, whatever the order of admission."""
+    def __init__(
+        self, history: History, prompts: Callable[[str], str], j_max: int, normalise: str, seed: int
+    ) -> None:
+        """`prompts` gives the task prompt of an execution; `j_max` 0 takes all trajectories; `seed` decides the
+        draws, whatever the order of admission.
+        """
+        self._prompts = prompts
         self.history = history
         self.ledger = Ledger()
         self._j_max = j_max or UNCAPPED
@@ -112,7 +118,8 @@ class Admission:
                 continue
             reason = "unresolved" if recorded.assessments and recorded.reward is None else "not-consumed"
             tree = Tree.from_calls(recorded.calls)
-            self.ledger.add(account(tree, [], infer_roles(tree), unselected=reason))
+            roles = infer_roles(tree, self._prompts(execution))
+            self.ledger.add(account(tree, [], roles, unselected=reason))
         return self.ledger
 
     def _execution(self, recorded: RecordedExecution, advantage: float) -> TrainingExecution:
@@ -121,9 +128,10 @@ class Admission:
         if not recorded.calls:
             return TrainingExecution(recorded.id, advantage)
         tree = Tree.from_calls(recorded.calls)
-        roles = infer_roles(tree)
+        roles = infer_roles(tree, self._prompts(recorded.id))
         generator = np.random.default_rng([self._seed, zlib.crc32(recorded.id.encode())])
         trajectories = sample_trajectories(tree, roles, self._j_max, generator)
         self.ledger.add(account(tree, trajectories, roles))
         self.ledger.roles.update(trajectory.role for trajectory in trajectories)
+        recorded.calls.clear()  # the log keeps them; a long run must not hold all its tokens
         return TrainingExecution.from_trajectories(recorded.id, advantage, trajectories)

@@ -7,6 +7,7 @@ a verified version, then admit. A cell that dies is reported to the scheduler ex
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 from gyre_scheduler.errors import LostCell
@@ -20,7 +21,7 @@ from gyre_cli.routes import Routes
 
 
 class CellRoles:
-    """The roles of one run's cells. `post` hands an event to the scheduler's runtime."""
+    """The roles of one run's cells. `post` hands an event to the runtime, `fail` ends the run with an error."""
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class CellRoles:
         record: RunRecord,
         progress: Progress,
         post: Callable[[Event], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
         self.switches = 0
         """Completed changes of role."""
@@ -37,7 +39,8 @@ class CellRoles:
         self._record = record
         self._progress = progress
         self._post = post
-        self._moving: set[int] = set()
+        self._fail = fail
+        self._deaths: Counter[int] = Counter()
         self._reviving: set[asyncio.Task[None]] = set()
         pool.on_lost = self._lost
 
@@ -53,28 +56,22 @@ class CellRoles:
             self.note(cell, "rollout")
 
     async def to_training(self, cell: int, moves: dict[str, int]) -> None:
-        self._moving.add(cell)
         self.note(cell, "transition")
         try:
             continued = await self._routes.leave(cell, moves)
             await self._pool.to_training(cell)
         except CellDied as death:
             raise LostCell(cell, str(death)) from None
-        finally:
-            self._moving.discard(cell)
         self._record.event("reroute", cell=cell, moved=len(moves), continued=continued)
         self._changed(cell, "training")
 
     async def to_rollout(self, cell: int) -> None:
         """A satellite's engine admits calls only after the publication that follows; the core's does at once."""
-        self._moving.add(cell)
         self.note(cell, "transition")
         try:
             await self._pool.to_rollout(cell)
         except CellDied as death:
             raise LostCell(cell, str(death)) from None
-        finally:
-            self._moving.discard(cell)
         if cell == CORE:
             await self._routes.admit({cell: self._pool.engines[cell]}, self._pool.published[0])
         self._changed(cell, "rollout")
@@ -92,23 +89,28 @@ class CellRoles:
         self.note(cell, role)
 
     def _lost(self, cell: int, reason: str) -> None:
+        """A cell died: say so to the scheduler, once, and start a satellite again."""
+        self._deaths[cell] += 1
         self.note(cell, "lost")
         self._record.event("cell-lost", cell=cell, reason=reason)
         self._progress.say(f"cell {cell} was lost: {reason}")
-        if cell not in self._moving:
-            self._post(CellLost(cell, permanent=cell == CORE))
+        self._post(CellLost(cell, permanent=cell == CORE))
         if cell != CORE:
-            task = asyncio.create_task(self._revive(cell))
+            task = asyncio.create_task(self._revive(cell, self._deaths[cell]))
             self._reviving.add(task)
             task.add_done_callback(self._reviving.discard)
 
-    async def _revive(self, cell: int) -> None:
+    async def _revive(self, cell: int, death: int) -> None:
         """Start a lost satellite again; one that cannot be started stays away for the rest of the run."""
         try:
             await self._pool.revive(cell)
+            await self._routes.admit({cell: self._pool.engines[cell]}, self._pool.published[0])
         except TrainerError as error:
             self._progress.say(f"cell {cell} does not come back: {error}")
-            return
-        await self._routes.admit({cell: self._pool.engines[cell]}, self._pool.published[0])
-        self.note(cell, "rollout")
-        self._post(CellBack(cell))
+            self._post(CellLost(cell, permanent=True))
+        except Exception as error:
+            self._fail(error)
+        else:
+            if self._deaths[cell] == death:  # it did not die again meanwhile
+                self.note(cell, "rollout")
+                self._post(CellBack(cell))

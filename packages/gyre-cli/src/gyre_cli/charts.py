@@ -88,7 +88,7 @@ def role_timeline(spans: Sequence[Span], cells: int, end: float, unit: str = "se
         x, width = place_x(span.start), max(place_x(span.end) - place_x(span.start), 0.5)
         parts.append(
             f'<rect class="role {escape(span.role)}" x="{x:.1f}" y="{TOP + row * span.cell + 4}" width="{width:.1f}" '
-            f'height="{row - 8}"><title>cell {span.cell}: {escape(span.role)}, {span.start:.1f} to {span.end:.1f} s'
+            f'height="{row - 8}"><title>cell {span.cell}: {escape(span.role)}, {span.start:.1f} to {span.end:.1f} {unit}'
             "</title></rect>"
         )
     for value in _ticks(0.0, max(end, 1e-9)):

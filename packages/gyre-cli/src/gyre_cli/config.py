@@ -39,7 +39,8 @@ class TaskSection(Section):
 
 class HarnessSection(Section):
     command: list[str] = ["{python}", "-I", "-S", "{quickstart_harness}"]
-    """Command of one execution. Placeholders: {python} {quickstart_harness} {workspace} {base_url} {key} {task_file}."""
+    """Command of one execution. It runs in its workspace. Placeholders: {python} {quickstart_harness} {workspace}
+    {home} {base_url} {key} {task_file} {prompt}."""
     env: dict[str, str] = {}
     """Further environment of the harness, with the same placeholders. Nothing else of ours reaches it."""
     timeout_s: float = Field(default=60.0, gt=0)
@@ -72,12 +73,14 @@ class CellSection(Section):
     max_running_requests: int = Field(default=32, ge=1)
     context_length: int = Field(default=1024, ge=16)
     start_timeout_s: float = Field(default=120.0, gt=0)
+    operation_timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds that one operation of a cell may take, a micro-step or a change of role among them."""
 
 
 class SamplingSection(Section):
+    """No nucleus or top-k: the objective's ratios need log-probs of the whole distribution that was sampled from."""
+
     temperature: float = Field(default=1.0, gt=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = -1
     max_new_tokens: int = Field(default=32, ge=1)
 
 

@@ -108,52 +108,19 @@ def report(
     emit({"report": str(path)}) if json else print(path)
 
 
-@proxy_app.command("serve")
-def proxy_serve(
-    tokenizer: Annotated[Path, typer.Option(help="Hugging Face directory with tokenizer and chat template.")],
-    record: Annotated[Path, typer.Option(help="Run log to append to.")],
-    engine: Annotated[list[str], typer.Option(help="Base URL of an engine; repeatable.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free port.")] = 0,
-    admin_token_env: Annotated[
-        str | None, typer.Option(help="Variable with the admin token; opens the admin API.")
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Serve only keys issued through the admin API.")
-    ] = False,
-    model: Annotated[str, typer.Option(help="Name that /v1/models lists.")] = "gyre",
-    context_length: Annotated[
-        int | None, typer.Option(help="Tokens; the tokenizer directory's if absent.")
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature of every call.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus of every call.")] = 1.0,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="Limit of an answer whose client names none.")
-    ] = None,
-    tool_parser: Annotated[str, typer.Option(help="How tool calls are read from the output.")] = "hermes",
-) -> None:
-    """Serve Messages, Chat Completions and Responses in front of engines, recording exact tokens."""
+@proxy_app.command(
+    "serve",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    short_help="Serve Messages, Chat Completions and Responses in front of engines, recording exact tokens.",
+)
+def proxy_serve(context: typer.Context) -> None:
+    """Serve harnesses; all arguments are those of `python -m gyre_proxy`."""
+    from gyre_proxy.__main__ import run_command
     from gyre_proxy.errors import ProxyError
-    from gyre_proxy.service import serve
-    from gyre_proxy.settings import Settings, token_from_environment
 
     try:
-        settings = Settings(
-            tokenizer=tokenizer,
-            record=record,
-            engines=tuple(engine),
-            host=host,
-            port=port,
-            admin_token=token_from_environment(admin_token_env),
-            strict=strict,
-            model=model,
-            context_length=context_length,
-            temperature=temperature,
-            top_p=top_p,
-            max_new_tokens=max_new_tokens,
-            tool_parser=tool_parser,
-        )
-        serve(settings)
+        run_command(context.args, "gyre proxy serve")
     except ProxyError as error:
         raise MisuseError(str(error)) from None
 

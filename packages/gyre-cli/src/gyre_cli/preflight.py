@@ -107,6 +107,7 @@ def _cells(config: RunConfig, model: Path) -> CellSettings:
             max_running=cells.max_running_requests, context_length=cells.context_length, threads=cells.threads
         ),
         start_timeout_s=cells.start_timeout_s,
+        operation_timeout_s=cells.operation_timeout_s,
     )
 
 

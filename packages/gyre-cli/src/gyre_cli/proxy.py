@@ -20,8 +20,6 @@ import orjson
 
 from gyre_cli.errors import RunFailed
 
-ADMIN_TOKEN_VARIABLE = "GYRE_PROXY_ADMIN_TOKEN"
-
 
 class ProxyProcess:
     """`python -m gyre_proxy` as a child in its own process group; it also ends when its standard input closes."""
@@ -36,18 +34,21 @@ class ProxyProcess:
 
     @classmethod
     async def start(cls, arguments: Sequence[str], log: Path, timeout_s: float = 60.0) -> ProxyProcess:
-        """Start a proxy with the given arguments; standard error goes to `log`. Raises RunFailed with its last line."""
+        """Start a proxy with the given arguments; standard error goes to `log`. Raises RunFailed with its last line.
+
+        The admin token goes through standard input: harnesses of the same user could read an environment.
+        """
         token = secrets.token_urlsafe(24)
         with log.open("ab") as stderr:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "gyre_proxy", *arguments),
-                *("--admin-token-env", ADMIN_TOKEN_VARIABLE, "--exit-with-parent"),
+                *("--admin-token-stdin", "--exit-with-parent"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, ADMIN_TOKEN_VARIABLE: token},
                 start_new_session=True,
             )
+        process.stdin.write(token.encode() + b"\n")
         try:
             async with asyncio.timeout(timeout_s):
                 line = await process.stdout.readline()

@@ -1,18 +1,22 @@
 """Runs executions: a harness process each, its evaluation, its records (`gyre_scheduler.runtime.Executions`).
 
-Invariants: every launched execution gets an "opened" and a "closed" line, also when it is cancelled, and one designated
-assessment unless it is; a workspace is evaluated after a timeout and after a failure as well, for a score never depends on
-how the execution ended.
+Invariants: every execution gets an "opened" line, a "closed" line after the last of its calls, and one designated assessment
+unless the run ends before; a workspace is evaluated after a timeout and after a failure as well, for a score never depends
+on how the execution ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gyre_scheduler.errors import SchedulerError, TaskError
 from gyre_scheduler.evaluation import Evaluator
 from gyre_scheduler.executions import ExecutionFolder, Harness, HarnessEnd, run_harness
 from gyre_scheduler.guard import Guard
@@ -20,10 +24,15 @@ from gyre_scheduler.runtime import Report
 from gyre_trajtree import Assessment, Execution
 
 from gyre_cli.config import RunConfig
+from gyre_cli.errors import RunFailed
 from gyre_cli.proxy import ProxyProcess
 from gyre_cli.record import RunRecord
 from gyre_cli.routes import Routes
 from gyre_cli.sources import Task
+
+DISK_REFUSES = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+CLOCK_MARGIN_S = 60.0
+"""How much longer than the harness its key is valid, so that the harness's own time limit always comes first."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,7 @@ class DispatchedGroup:
 
 
 class Rollouts:
-    """The executions of one run."""
+    """The executions of one run. `fail` ends the run with an error that concerns more than one execution."""
 
     def __init__(
         self,
@@ -48,6 +57,7 @@ class Rollouts:
         record: RunRecord,
         folder: Path,
         guard: Guard,
+        fail: Callable[[BaseException], None],
     ) -> None:
         self.groups: dict[int, DispatchedGroup] = {}
         self.launched = 0
@@ -62,6 +72,7 @@ class Rollouts:
         self._record = record
         self._folder = folder
         self._guard = guard
+        self._fail = fail
 
     async def dispatch(self, group: int, version: int, replaces: int | None) -> None:
         """Choose the next task for a group. The order of dispatch alone decides, so a seed decides the tasks."""
@@ -70,48 +81,86 @@ class Rollouts:
             "dispatch", group=group, task=self.groups[group].task["id"], version=version, replaces=replaces
         )
 
+    def prompt(self, execution: str) -> str:
+        """The task prompt of an execution."""
+        return self.groups[group_of(execution)].task["prompt"]
+
     async def drop(self, group: int, reason: str) -> None:
         self._record.event("drop", group=group, reason=reason)
 
     async def run(self, execution: str, cell: int, report: Report) -> None:
-        """Launch, wait, evaluate; the budget covers the harness and every attempt of its evaluation."""
-        group = self.groups[group_of(execution)]
-        budget = self._config.harness.timeout_s
-        evaluation = self._config.task.evaluation_timeout_s * self._config.task.evaluation_attempts
-        deadline = time.monotonic() + budget + evaluation
-        folder = ExecutionFolder.create(self._folder / execution, group.task)
+        """Launch, wait, evaluate. What goes wrong with one execution stays with it; anything else fails the run."""
+        try:
+            await self._run(execution, cell, report)
+        except (asyncio.CancelledError, SchedulerError):
+            raise
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    async def _run(self, execution: str, cell: int, report: Report) -> None:
+        group, folder = self.groups[group_of(execution)], ExecutionFolder(self._folder / execution)
         self.launched += 1
-        base_url, key = await self._proxy.register(
-            execution, self._routes.url(cell), time.time() + budget + evaluation
-        )
-        self._opened(execution, group, time.time() + budget)
-        report.launched()
+        self._opened(execution, group)
         end = HarnessEnd("cancelled", -1, "the run ended", 0.0)
         try:
-            end = await run_harness(self._harness, folder, group.task, base_url, key, budget, self._guard)
+            end = await self._harness_end(execution, cell, report, group, folder)
+        except Exception as error:
+            end = HarnessEnd("failed", -1, str(error), 0.0)
+            raise
         finally:
+            with contextlib.suppress(RunFailed):  # a dead proxy fails the run by itself
+                await self._proxy.close_execution(execution)
             self._closed(execution, end)
-        await self._proxy.close_execution(execution)
         report.terminated(end.termination)
-        assessed = await self._evaluator.assess(folder, group.task, deadline)
-        self._record.append(
-            Assessment(
-                execution=execution,
-                status=assessed.status,
-                score=assessed.score,
-                artifact=str(folder.workspace) if self._config.harness.keep_workspaces else None,
-                attempt=assessed.attempt,
-                detail=assessed.detail,
-                time=time.time(),
-            )
+        assessment = await self._assessment(execution, group, folder, end)
+        self._record.append(assessment)
+        report.assessed(assessment.status != "unresolved")
+        if not self._config.harness.keep_workspaces:
+            await asyncio.to_thread(shutil.rmtree, folder.path, ignore_errors=True)
+
+    async def _harness_end(
+        self, execution: str, cell: int, report: Report, group: DispatchedGroup, folder: ExecutionFolder
+    ) -> HarnessEnd:
+        """Lay out the workspace and run the harness to its end. A workspace that cannot be laid out is a failed
+        execution, except on a full disk, which ends the run."""
+        try:
+            ExecutionFolder.create(folder.path, group.task)
+        except (OSError, TaskError) as error:
+            if isinstance(error, OSError) and error.errno in DISK_REFUSES:
+                raise
+            report.launched()
+            return HarnessEnd("failed", -1, f"its workspace could not be laid out: {error}", 0.0)
+        budget = self._config.harness.timeout_s
+        base_url, key = await self._proxy.register(
+            execution, self._routes.url(cell), time.time() + budget + CLOCK_MARGIN_S
         )
+        report.launched()
+        return await run_harness(self._harness, folder, group.task, base_url, key, budget, self._guard)
+
+    async def _assessment(
+        self, execution: str, group: DispatchedGroup, folder: ExecutionFolder, end: HarnessEnd
+    ) -> Assessment:
+        """Score the preserved workspace within what is left of the execution's whole budget. Where nothing was
+        ever laid out, a zero-reward placeholder stands in (section 5.2)."""
+        if not folder.task_file.exists():
+            return Assessment(execution, "placeholder", 0.0, detail=end.error, time=time.time())
+        evaluation = self._config.task.evaluation_timeout_s * self._config.task.evaluation_attempts
+        left = max(self._config.harness.timeout_s - end.seconds, 0.0) + evaluation
+        assessed = await self._evaluator.assess(folder, group.task, time.monotonic() + left)
         if assessed.status == "unresolved":
             self.last_unresolved = assessed.detail
-        if not self._config.harness.keep_workspaces:
-            await asyncio.to_thread(folder.discard)
-        report.assessed(assessed.status == "valid")
+        return Assessment(
+            execution=execution,
+            status=assessed.status,
+            score=assessed.score,
+            artifact=str(folder.workspace) if self._config.harness.keep_workspaces else None,
+            attempt=assessed.attempt,
+            detail=assessed.detail,
+            time=time.time(),
+        )
 
-    def _opened(self, execution: str, group: DispatchedGroup, deadline: float) -> None:
+    def _opened(self, execution: str, group: DispatchedGroup) -> None:
         self._record.append(
             Execution(
                 id=execution,
@@ -120,7 +169,7 @@ class Rollouts:
                 task=group.task["id"],
                 dispatch_version=group.version,
                 harness=Path(self._config.harness.command[-1]).name,
-                deadline=deadline,
+                deadline=time.time() + self._config.harness.timeout_s,
                 time=time.time(),
             )
         )

@@ -5,6 +5,8 @@ Invariant: an engine admits calls only while its cell is in rollout and serves a
 
 from __future__ import annotations
 
+import asyncio
+
 from gyre_cli.proxy import ProxyProcess
 
 
@@ -18,6 +20,7 @@ class Routes:
         self._urls: dict[int, str] = {}
         self._versions: dict[int, int] = {}
         self._admitting: set[int] = set()
+        self._turn = asyncio.Lock()  # a table written before a cell left must not arrive after it
         self.continued = 0
         """Calls that were in flight on a leaving engine and went on elsewhere."""
 
@@ -26,10 +29,11 @@ class Routes:
 
     async def admit(self, engines: dict[int, str], version: int) -> None:
         """These cells' engines serve `version` and take calls."""
-        for cell, url in engines.items():
-            self._urls[cell], self._versions[cell] = url, version
-            self._admitting.add(cell)
-        await self._publish()
+        async with self._turn:
+            for cell, url in engines.items():
+                self._urls[cell], self._versions[cell] = url, version
+                self._admitting.add(cell)
+            await self._put_table()
 
     async def leave(self, cell: int, moves: dict[str, int]) -> int:
         """Empty a cell's engine: its executions move, calls in flight continue there. Returns how many did."""
@@ -42,7 +46,7 @@ class Routes:
         self.continued += answer["continued"]
         return answer["continued"]
 
-    async def _publish(self) -> None:
+    async def _put_table(self) -> None:
         await self._proxy.set_engines(
             [
                 {"url": url, "admitting": cell in self._admitting, "version": self._versions[cell]}

@@ -119,7 +119,7 @@ async def _train(plan: Plan, progress: Progress) -> dict[str, Any]:
         run = await stack.enter_async_context(_Run(plan, progress, record, proxy, pool, evaluator, guard))
         await run.to_end()
         if not config.harness.keep_workspaces:
-            shutil.rmtree(plan.run_dir / "executions")
+            shutil.rmtree(plan.run_dir / "executions", ignore_errors=True)
         return summarise(plan, run, time.monotonic() - started)
 
 
@@ -140,14 +140,19 @@ def _noting(record: RunRecord):
     return lambda cell, notice: record.event("engine", cell=cell, notice=notice)
 
 
+def _longest_silence(config: RunConfig) -> float:
+    """Seconds without any event of the scheduler after which something must be wrong: a whole execution and more."""
+    evaluation = config.task.evaluation_timeout_s * config.task.evaluation_attempts
+    return config.harness.timeout_s + evaluation + 10 * config.cells.operation_timeout_s
+
+
 def _proxy_arguments(plan: Plan) -> list[str]:
     proxy, sampling = plan.config.proxy, plan.config.sampling
     return [
         *("--tokenizer", str(plan.model), "--record", str(plan.run_dir / "run.jsonl"), "--strict"),
         *("--host", proxy.host, "--port", str(proxy.port), "--call-deadline", str(proxy.call_timeout_s)),
         *("--context-length", str(plan.config.cells.context_length)),
-        *("--temperature", str(sampling.temperature), "--top-p", str(sampling.top_p)),
-        *("--top-k", str(sampling.top_k), "--max-new-tokens", str(sampling.max_new_tokens)),
+        *("--temperature", str(sampling.temperature), "--max-new-tokens", str(sampling.max_new_tokens)),
     ]
 
 
@@ -166,12 +171,10 @@ class _Run:
     ) -> None:
         config = plan.config
         self.progress, self.record = progress, record
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.scheduler = Scheduler(plan.schedule)
         self.routes = Routes(proxy, drain_s=config.proxy.call_timeout_s)
         self.history = History(record.path)
-        self.admission = Admission(
-            self.history, config.training.j_max, config.training.advantages, config.seed
-        )
         self.rollouts = Rollouts(
             config=config,
             tasks=plan.tasks,
@@ -182,9 +185,13 @@ class _Run:
             record=record,
             folder=plan.run_dir / "executions",
             guard=guard,
+            fail=self._fail,
         )
-        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.roles = CellRoles(pool, self.routes, record, progress, self._post)
+        training = config.training
+        self.admission = Admission(
+            self.history, self.rollouts.prompt, training.j_max, training.advantages, config.seed
+        )
+        self.roles = CellRoles(pool, self.routes, record, progress, self._post, self._fail)
         self.training = Training(
             pool=pool,
             admission=self.admission,
@@ -198,7 +205,14 @@ class _Run:
             post=self._post,
             fail=self._fail,
         )
-        self.runtime = Runtime(self.scheduler, self.rollouts, self.roles, self.training, self._log)
+        self.runtime = Runtime(
+            self.scheduler,
+            self.rollouts,
+            self.roles,
+            self.training,
+            self._log,
+            stall_s=_longest_silence(config),
+        )
         self._proxy = proxy
 
     async def __aenter__(self) -> _Run:

@@ -73,7 +73,8 @@ class Training:
 
     async def admit(self, group: int, step: int) -> None:
         stream = self._stream(step)
-        admitted = self._admission.admit(execution_names(group, self._group_size))
+        members = execution_names(group, self._group_size)
+        admitted = await asyncio.to_thread(self._admission.admit, members)
         stream.groups.append(admitted)
         stream.staleness.append(step - 1 - self._rollouts.groups[group].version)
         self._record.event("admit", group=group, step=step, tokens=admitted.trained_tokens)
