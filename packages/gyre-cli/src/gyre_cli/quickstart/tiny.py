@@ -1,4 +1,4 @@
-"""The tiny model: a Qwen3 of about 150 thousand parameters, warm-started on demonstrations of the tasks.
+"""The tiny model: a Qwen3 of 138 thousand parameters, warm-started on demonstrations of the tasks.
 
 `python -m gyre_cli.quickstart.tiny OUT` regenerates what the package ships in `tiny/`: the same bits on the
 same kind of machine with the same versions of torch and transformers, because everything is seeded and torch
