@@ -18,7 +18,7 @@ def test_set_beats_environment_beats_file_beats_default(tmp_path, monkeypatch):
     monkeypatch.setenv("GYRE_SCHEDULE__GROUP_SIZE", "5")
     monkeypatch.setenv("GYRE_SCHEDULE__MU", "6")
     schedule = load_config(path, ["schedule.mu=1"]).schedule
-    assert (schedule.steps, schedule.group_size, schedule.mu, schedule.groups_per_step) == (6, 5, 1, 8)
+    assert (schedule.steps, schedule.group_size, schedule.mu, schedule.groups_per_step) == (6, 5, 1, 6)
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,18 @@ def test_paths_of_the_other_commands_are_checked(tmp_path):
         gyre("proxy", "serve", "--tokenizer", str(tmp_path), "--record", "r", "--engine", "http://x"),
         "tokenizer",
     )
+    refused(gyre("proxy", "serve", "--tokenizer", str(tmp_path)), "--record")
     refused(gyre("schedule", "simulate", "--preset", "none"), "there is no preset")
     refused(gyre("schedule", "simulate", "--set", "costs.publish_hours=x"), "publish_hours")
     refused(gyre("model", "tiny", str(broken)), "already holds something")
+
+
+def test_the_proxy_command_takes_the_proxys_own_arguments():
+    shown = gyre("proxy", "serve", "--help")
+    assert shown.returncode == 0 and shown.stdout.startswith("usage: gyre proxy serve")
+    for flag in ("--top-k", "--call-deadline", "--keepalive", "--template-arguments", "--admin-token-stdin"):
+        assert flag in shown.stdout
+    refused(gyre("proxy", "serve", "--nonsense"), "--help")
 
 
 def test_an_unknown_command_or_option_exits_2():

@@ -53,7 +53,7 @@ class ScheduleSection(Section):
     steps: int = Field(default=24, ge=1)
     group_size: int = Field(default=8, ge=2)
     """N: executions of one group."""
-    groups_per_step: int = Field(default=8, ge=1)
+    groups_per_step: int = Field(default=6, ge=1)
     """B: groups that one training step consumes."""
     phi: float | None = Field(default=None, ge=0)
     """Extra dispatch in units of B groups; None takes the policy's own (elastic 0.5, async 1.5, colocate 0)."""

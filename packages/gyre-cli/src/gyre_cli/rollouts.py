@@ -168,7 +168,7 @@ class Rollouts:
                 group=str(group_of(execution)),
                 task=group.task["id"],
                 dispatch_version=group.version,
-                harness=Path(self._config.harness.command[-1]).name,
+                harness=" ".join(self._config.harness.command),
                 deadline=time.time() + self._config.harness.timeout_s,
                 time=time.time(),
             )
