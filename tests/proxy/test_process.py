@@ -6,12 +6,13 @@ import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
 from gyre_proxy.__main__ import main
 from gyre_trajtree import Call, read_run_log
-from proxy_stage import DEADLINE_S
+from proxy_stage import ADMIN, DEADLINE_S
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "go"}]}
 
@@ -112,11 +113,69 @@ def test_a_full_disk_withholds_the_answer_and_service_resumes_with_space(
         (["--engine", "localhost:1"], "must be a URL"),
         (["--strict"], "admin token"),
         (["--admin-token-env", "GYRE_TEST_UNSET"], "GYRE_TEST_UNSET is empty"),
+        (["--admin-token-env", "GYRE_TEST_SET", "--admin-token-stdin"], "not allowed with"),
         (["--record", "/nonexistent/run.jsonl"], "run.jsonl"),
-        (["--host", "256.0.0.1"], "cannot listen"),
+        (["--host", "192.0.2.1", "--strict", "--admin-token-env", "GYRE_TEST_SET"], "cannot listen"),
+        (["--host", "0.0.0.0"], "add --strict"),
+        (["--host", "example.org", "--admin-token-env", "GYRE_TEST_SET"], "add --strict"),
+        (["--temperature", "nan"], "temperature"),
+        (["--call-deadline", "inf"], "call_deadline_s"),
+        (["--max-new-tokens", "0"], "max_new_tokens"),
+        (["--top-k", "0"], "top_k"),
+        (["--template-arguments", "[1]"], "not a JSON object"),
+        (["--template-arguments", "{"], "not JSON"),
+        (["--nonsense"], "--nonsense; see --help"),
+        (["--stri"], "--stri"),
     ],
 )
-def test_a_mistake_gets_one_line(tokenizer_dir, tmp_path, capsys, arguments, words):
-    code = main(["--tokenizer", str(tokenizer_dir), "--record", str(tmp_path / "run.jsonl"), *arguments])
+def test_a_mistake_gets_one_line(tokenizer_dir, tmp_path, capsys, monkeypatch, arguments, words):
+    monkeypatch.setenv("GYRE_TEST_SET", "token")
+    usual = ["--tokenizer", str(tokenizer_dir), "--record", str(tmp_path / "run.jsonl")]
+    code = main([*usual, "--engine", "http://127.0.0.1:1", *arguments])
     error = capsys.readouterr().err
     assert code == 2 and words in error and error.count("\n") == 1
+
+
+def test_a_proxy_that_no_engine_could_ever_reach_is_refused(tokenizer_dir, tmp_path, capsys):
+    code = main(["--tokenizer", str(tokenizer_dir), "--record", str(tmp_path / "run.jsonl")])
+    assert code == 2 and "--engine" in capsys.readouterr().err
+
+
+def test_the_admin_token_comes_through_standard_input_and_is_in_no_environment(
+    start, tokenizer_dir, tmp_path
+):
+    usual = ("--tokenizer", tokenizer_dir, "--record", tmp_path / "run.jsonl")
+    process = start(*usual, "--admin-token-stdin", "--exit-with-parent")
+    process.stdin.write(b"very-secret\n")
+    process.stdin.flush()
+    url = json.loads(process.stdout.readline())["url"]
+    for token, status in (("very-secret", 200), ("other", 401)):
+        headers = {"authorization": f"Bearer {token}"}
+        assert httpx.get(f"{url}/admin/status", headers=headers, timeout=DEADLINE_S).status_code == status
+    for file in ("environ", "cmdline"):
+        assert b"very-secret" not in Path(f"/proc/{process.pid}/{file}").read_bytes()
+    process.stdin.close()
+    process.stdin = None
+    assert process.wait(DEADLINE_S) == 0
+
+
+def test_standard_input_without_a_token_gets_one_line(start, tokenizer_dir, tmp_path):
+    process = start("--tokenizer", tokenizer_dir, "--record", tmp_path / "run.jsonl", "--admin-token-stdin")
+    process.stdin.close()
+    process.stdin = None
+    assert process.wait(DEADLINE_S) == 2
+    error = process.stderr.read()
+    assert b"standard input is empty" in error and error.count(b"\n") == 1
+
+
+def test_keys_for_harnesses_elsewhere_come_with_an_address_they_can_reach(scene):
+    proxy, _ = scene(["Hello."], host="0.0.0.0", strict=True)
+    assert proxy.url.startswith("http://127.0.0.1:")
+    headers = {**ADMIN, "host": "driver.example:8800"}
+    issued = httpx.post(
+        f"{proxy.url}/admin/executions", json={"id": "e1"}, headers=headers, timeout=DEADLINE_S
+    )
+    assert issued.json()["base_url"] == "http://driver.example:8800/x/e1"
+    own = proxy.admin("POST", "executions", {"id": "e2"})
+    answer = httpx.post(f"{own['base_url']}/v1/messages", json=BODY, headers={"x-api-key": own["key"]})
+    assert answer.status_code == 200

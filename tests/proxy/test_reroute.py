@@ -1,5 +1,6 @@
 """Calls that change engines under way: the harness sees one answer, the log one call."""
 
+import json
 import os
 import socket
 import threading
@@ -227,6 +228,37 @@ def test_closing_an_execution_aborts_its_calls_and_refuses_later_ones(scene):
     assert proxy.post("chat/completions", BODY).status_code == 410
     assert proxy.admin("POST", "executions/e/close", {}) == {"calls": 1}
     assert proxy.admin("GET", "status")["executions"] == 0
+
+
+@pytest.mark.parametrize("path", ["messages", "messages/count_tokens"])
+def test_a_body_that_arrives_after_the_close_starts_no_call(scene, path):
+    proxy, engine = scene([TEXT])
+    proxy.admin("POST", "executions", {"id": "e"})
+    body = json.dumps(BODY).encode()
+    head = f"POST /x/e/v1/{path} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {len(body)}\r\n\r\n"
+    port = int(proxy.url.rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as client:
+        client.sendall(head.encode())
+        assert b"100 Continue" in client.recv(1000)  # the proxy waits for the body
+        assert proxy.admin("POST", "executions/e/close", {}) == {"calls": 0}
+        client.sendall(body)
+        assert b" 410 " in client.recv(1000).split(b"\r\n")[0]
+    assert engine.requests == [] and proxy.calls() == []
+
+
+def test_a_call_past_its_executions_deadline_is_refused(scene):
+    proxy, engine = scene([TEXT])
+    proxy.admin("POST", "executions", {"id": "e", "deadline": 1.0})
+    answer = proxy.post("chat/completions", BODY)
+    assert answer.status_code == 410 and "deadline" in answer.json()["error"]["message"]
+    assert engine.requests == [] and proxy.calls() == []
+
+
+def test_a_reroute_moves_only_executions_that_are_open(pair):
+    proxy, source, destination = pair()
+    proxy.admin("POST", "executions/e/close", {})
+    moves = {"e": destination.url, "unknown": destination.url}
+    assert proxy.admin("POST", "reroute", {"source": source.url, "moves": moves})["moved"] == 0
 
 
 def test_strict_mode_serves_only_issued_keys(scene):

@@ -1,71 +1,109 @@
-"""Command line of the proxy process.
+"""Owns the command line of the proxy: `python -m gyre_proxy`, and `gyre proxy serve`, which passes its arguments on.
 
-`python -m gyre_proxy --tokenizer DIR --record run.jsonl --engine URL`.
+python -m gyre_proxy --tokenizer DIR --record run.jsonl --engine URL
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from gyre_proxy.errors import ProxyError
+from gyre_proxy.errors import ProxyError, SettingsError
 from gyre_proxy.parsers import TOOL_PARSERS
 from gyre_proxy.service import serve
-from gyre_proxy.settings import Settings, token_from_environment
+from gyre_proxy.settings import Settings, token_from_environment, token_from_input
+
+DESCRIPTION = "Serve Messages, Chat Completions and Responses in front of engines, recording exact tokens."
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0 after a clean end, 2 for settings that cannot work."""
-    given = _parser().parse_args(arguments)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 after a clean end, 2 for arguments or settings that cannot work."""
     try:
-        settings = Settings(
-            tokenizer=given.tokenizer,
-            record=given.record,
-            engines=tuple(given.engine),
-            host=given.host,
-            port=given.port,
-            admin_token=token_from_environment(given.admin_token_env),
-            strict=given.strict,
-            model=given.model,
-            context_length=given.context_length,
-            temperature=given.temperature,
-            top_p=given.top_p,
-            top_k=given.top_k,
-            max_new_tokens=given.max_new_tokens,
-            tool_parser=given.tool_parser,
-            template_arguments=given.template_arguments,
-            call_deadline_s=given.call_deadline,
-            keepalive_s=given.keepalive,
-        )
-        serve(settings, given.exit_with_parent)
+        run_command(sys.argv[1:] if arguments is None else arguments, "gyre-proxy")
     except ProxyError as error:
         print(f"gyre-proxy: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gyre-proxy", description="Record what harnesses and engines say.")
+def run_command(arguments: Sequence[str], program: str) -> None:
+    """Serve as the arguments say; `program` is the name that --help shows. Raises SettingsError."""
+    given = _parser(program).parse_args(arguments)
+    settings = Settings(
+        tokenizer=given.tokenizer,
+        record=given.record,
+        engines=tuple(given.engine),
+        host=given.host,
+        port=given.port,
+        admin_token=token_from_input()
+        if given.admin_token_stdin
+        else token_from_environment(given.admin_token_env),
+        strict=given.strict,
+        model=given.model,
+        context_length=given.context_length,
+        temperature=given.temperature,
+        top_p=given.top_p,
+        top_k=given.top_k,
+        max_new_tokens=given.max_new_tokens,
+        tool_parser=given.tool_parser,
+        template_arguments=given.template_arguments,
+        call_deadline_s=given.call_deadline,
+        keepalive_s=given.keepalive,
+    )
+    serve(settings, given.exit_with_parent)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a mistake in one line, as every other one."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{message}; see --help")
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = _Parser(prog=program, description=DESCRIPTION, allow_abbrev=False)
     add = parser.add_argument
     add("--tokenizer", type=Path, required=True, metavar="DIR", help="Hugging Face tokenizer directory")
     add("--record", type=Path, required=True, metavar="FILE", help="run log to append to (run.jsonl)")
     add("--engine", action="append", default=[], metavar="URL", help="engine to start with; repeatable")
-    add("--host", default="127.0.0.1")
+    add("--host", default="127.0.0.1", help="address to listen on; one that others can reach needs --strict")
     add("--port", type=int, default=0, help="0 takes a free port")
-    add("--admin-token-env", metavar="NAME", help="environment variable that holds the admin token")
+    token = parser.add_mutually_exclusive_group()
+    token.add_argument(
+        "--admin-token-stdin", action="store_true", help="the first line of standard input is the admin token"
+    )
+    token.add_argument(
+        "--admin-token-env",
+        metavar="NAME",
+        help="environment variable with the admin token; processes of the same user can read it",
+    )
     add("--strict", action="store_true", help="serve only keys issued through the admin API")
     add("--model", default="gyre", help="name shown by /v1/models")
-    add("--context-length", type=int, help="tokens; default: what the tokenizer directory says")
-    add("--temperature", type=float, default=1.0)
-    add("--top-p", type=float, default=1.0)
-    add("--top-k", type=int, default=-1)
-    add("--max-new-tokens", type=int, help="answer limit when the client names none")
-    add("--tool-parser", choices=sorted(TOOL_PARSERS), default="hermes")
-    add("--template-arguments", type=json.loads, default={}, metavar="JSON", help="extra template variables")
-    add("--call-deadline", type=float, default=1800.0, metavar="SECONDS")
-    add("--keepalive", type=float, default=10.0, metavar="SECONDS")
+    add("--context-length", type=int, metavar="TOKENS", help="default: what the tokenizer directory says")
+    add("--temperature", type=float, default=1.0, help="of every call; what clients ask is recorded only")
+    add("--top-p", type=float, default=1.0, help="nucleus of every call")
+    add("--top-k", type=int, default=-1, help="-1 is no limit")
+    add("--max-new-tokens", type=int, metavar="TOKENS", help="answer limit when the client names none")
+    add("--tool-parser", choices=sorted(TOOL_PARSERS), default="hermes", help="how tool calls are read")
+    add(
+        "--template-arguments", type=_json_object, default={}, metavar="JSON", help="extra template variables"
+    )
+    add("--call-deadline", type=float, default=1800.0, metavar="SECONDS", help="longest time of a call")
+    add("--keepalive", type=float, default=10.0, metavar="SECONDS", help="silence before a sign of life")
     add("--exit-with-parent", action="store_true", help="end when standard input ends")
     return parser
+
+
+def _json_object(text: str) -> dict:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError('not a JSON object such as {"enable_thinking": false}')
+    return value
 
 
 if __name__ == "__main__":

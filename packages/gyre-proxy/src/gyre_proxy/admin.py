@@ -12,14 +12,12 @@ import orjson
 
 from gyre_proxy.capability import issue, valid_execution
 from gyre_proxy.errors import BadRequest, Forbidden, NotFound, Unauthorised
+from gyre_proxy.executions import KEY_LIFETIME_S
 from gyre_proxy.gateway import Gateway
 from gyre_proxy.router import Engine
 
 if TYPE_CHECKING:
     from gyre_proxy.server import Application
-
-KEY_LIFETIME_S = 24 * 3600.0
-"""Life of a key whose execution has no deadline."""
 
 
 async def handle(application: "Application", scope: dict, body: bytes) -> tuple[int, dict]:
@@ -31,7 +29,7 @@ async def handle(application: "Application", scope: dict, body: bytes) -> tuple[
     if (method, parts) == ("GET", ["status"]):
         return 200, status(gateway)
     if (method, parts) == ("POST", ["executions"]):
-        return 200, _open(application, given)
+        return 200, _open(application, given, _host_url(application, scope))
     if method == "POST" and len(parts) == 3 and parts[0] == "executions" and parts[2] == "close":
         return 200, {"calls": await gateway.close_execution(parts[1])}
     if (method, parts) == ("PUT", ["engines"]):
@@ -51,7 +49,7 @@ def status(gateway: Gateway) -> dict:
     }
     return {
         "engines": engines,
-        "executions": gateway.open_executions(),
+        "executions": len(gateway.executions),
         "calls": gateway.calls,
         "reroutes": gateway.reroutes,
     }
@@ -59,24 +57,31 @@ def status(gateway: Gateway) -> dict:
 
 def _authorise(token: str | None, scope: dict) -> None:
     if token is None:
-        raise Forbidden("the admin API is off; start the proxy with --admin-token-env")
+        raise Forbidden("the admin API is off; start the proxy with --admin-token-stdin or --admin-token-env")
     given = dict(scope["headers"]).get(b"authorization", b"")
     if not hmac.compare_digest(given, b"Bearer " + token.encode()):
         raise Unauthorised("the admin API needs 'Authorization: Bearer <admin token>'")
 
 
-def _open(application: "Application", given: Mapping) -> dict:
+def _host_url(application: "Application", scope: dict) -> str:
+    """The proxy's URL as the caller reached it: the address listened on may be none that a harness can use."""
+    host = dict(scope["headers"]).get(b"host")
+    return f"http://{host.decode('latin-1')}" if host else application.base_url
+
+
+def _open(application: "Application", given: Mapping, base_url: str) -> dict:
     execution, deadline = given.get("id"), given.get("deadline")
     if not isinstance(execution, str) or not valid_execution(execution):
         raise BadRequest("'id' must be 1 to 128 letters, digits and . _ : -", "id")
-    if deadline is not None and not isinstance(deadline, int | float):
+    if deadline is None:
+        deadline = time.time() + KEY_LIFETIME_S
+    if type(deadline) not in (int, float):
         raise BadRequest("'deadline' must be unix seconds", "deadline")
     engine = None if given.get("engine") is None else _known(application.gateway, given["engine"])
     application.gateway.open_execution(execution, deadline, engine)
-    expires = deadline if deadline is not None else time.time() + KEY_LIFETIME_S
     return {
-        "base_url": f"{application.base_url}/x/{execution}",
-        "key": issue(application.secret, execution, expires),
+        "base_url": f"{base_url}/x/{execution}",
+        "key": issue(application.secret, execution, deadline),
     }
 
 
@@ -99,8 +104,8 @@ async def _reroute(gateway: Gateway, given: Mapping) -> dict:
     if not isinstance(deadline_s, int | float) or deadline_s <= 0:
         raise BadRequest("'deadline_s' must be a positive number", "deadline_s")
     moves = {execution: _known(gateway, url) for execution, url in moves.items()}
-    continued = await gateway.reroute(source, moves, float(deadline_s))
-    return {"moved": len(moves), "continued": continued}
+    moved, continued = await gateway.reroute(source, moves, float(deadline_s))
+    return {"moved": moved, "continued": continued}
 
 
 def _known(gateway: Gateway, url: object) -> str:

@@ -2,12 +2,11 @@
 
 A general client spends over a millisecond on each exchange and scans its whole pool; here an exchange costs
 a tenth of that whatever the number of connections. Invariants: a connection is in the pool only while it is
-idle and open; a cancelled or failed exchange closes its connection, which tells the engine that nobody
-listens.
+idle and open, so engines that are gone leave nothing behind; a cancelled or failed exchange closes its
+connection, which tells the engine that nobody listens.
 """
 
 import asyncio
-import collections
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -24,7 +23,7 @@ class Connections:
     """Pool of connections by origin (http://host:port)."""
 
     def __init__(self) -> None:
-        self._idle: dict[str, collections.deque[_Connection]] = collections.defaultdict(collections.deque)
+        self._idle: dict[str, dict[_Connection, None]] = {}
 
     async def post(
         self, origin: str, path: str, body: bytes, on_data: Callable[[bytes], None] | None = None
@@ -40,7 +39,7 @@ class Connections:
             connection.close()
             raise
         if connection.reusable:
-            self._idle[origin].append(connection)
+            self._idle.setdefault(origin, {})[connection] = None
         else:
             connection.close()
         return result
@@ -53,12 +52,18 @@ class Connections:
         self._idle.clear()
 
     def _reuse(self, origin: str) -> "_Connection | None":
-        idle = self._idle[origin]
+        idle = self._idle.get(origin)
         while idle:
-            connection = idle.pop()
+            connection, _ = idle.popitem()
             if connection.open:
                 return connection
         return None
+
+    def _discard(self, origin: str, connection: "_Connection") -> None:
+        idle = self._idle.get(origin, {})
+        idle.pop(connection, None)
+        if not idle:
+            self._idle.pop(origin, None)
 
     async def _connect(self, origin: str) -> "_Connection":
         parts = urlsplit(origin)
@@ -67,7 +72,9 @@ class Connections:
         try:
             async with asyncio.timeout(CONNECT_S):
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(parts.netloc, parts.path.rstrip("/")),
+                    lambda: _Connection(
+                        parts.netloc, parts.path.rstrip("/"), lambda c: self._discard(origin, c)
+                    ),
                     parts.hostname,
                     parts.port or (443 if secure else 80),
                     ssl=secure or None,
@@ -82,8 +89,8 @@ class Connections:
 class _Connection(asyncio.Protocol):
     """One connection; httptools calls the on_* methods while data is fed."""
 
-    def __init__(self, host: str, prefix: str) -> None:
-        self._host, self._prefix = host.encode(), prefix
+    def __init__(self, host: str, prefix: str, lost: Callable[["_Connection"], None]) -> None:
+        self._host, self._prefix, self._on_lost = host.encode(), prefix, lost
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._chunks: list[bytes] = []
@@ -137,6 +144,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._lost is None:
             self._lost = f"the connection broke: {error}" if error else "the engine closed the connection"
+        self._on_lost(self)
         self._wake()
 
     def on_body(self, data: bytes) -> None:

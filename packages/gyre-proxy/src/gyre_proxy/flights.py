@@ -36,11 +36,11 @@ class Signal:
         """Until the next `fire`; False when `timeout` seconds pass first."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        if timeout is None:
-            await waiter
-            return True
-        done, _ = await asyncio.wait((waiter,), timeout=timeout)
-        waiter.cancel()
+        try:
+            done, _ = await asyncio.wait((waiter,), timeout=timeout)
+        finally:
+            if not waiter.done():
+                self._waiters.remove(waiter)
         return bool(done)
 
 

@@ -29,6 +29,7 @@ from gyre_proxy.errors import (
 )
 from gyre_proxy.eviction import evict
 from gyre_proxy.evidence import evidence
+from gyre_proxy.executions import Executions
 from gyre_proxy.flights import Flight, LiveText, Signal
 from gyre_proxy.router import Engine, Router
 from gyre_proxy.sessions import Match, Node, Session
@@ -36,6 +37,8 @@ from gyre_proxy.settings import Settings
 
 ABORT_GRACE_S = 5.0
 """Time an engine gets to hand over what it sampled of a cancelled call."""
+
+_STOPS = "the proxy stops; try again"
 
 
 class Gateway:
@@ -50,60 +53,48 @@ class Gateway:
         self.reroutes = 0
         self.calls = 0
         self.engines_changed = Signal()
+        self.executions = Executions(forget=self.router.forget)
         self._client = EngineClient()
-        self._sessions: dict[str, Session] = {}
         self._flights: dict[tuple, Flight] = {}
         self._running: set[Flight] = set()
         self._background: set[asyncio.Task] = set()
+        self._stopping = False
 
     # --- executions
 
-    def open_execution(self, execution: str, deadline: float | None, engine: str | None) -> None:
+    def open_execution(self, execution: str, deadline: float, engine: str | None) -> None:
         """Make an execution known before its first call. Raises ExecutionClosed when it already ended."""
-        session = self.session(execution)
-        session.deadline = deadline
+        self.executions.open(execution, deadline, time.time())
         if engine is not None:
             self.router.move({execution: engine})
-
-    def session(self, execution: str) -> Session:
-        """The execution's session, created at first use. Raises ExecutionClosed."""
-        session = self._sessions.get(execution)
-        if session is None:
-            session = self._sessions[execution] = Session(execution)
-        if session.closed:
-            raise ExecutionClosed(f"execution {execution} is closed")
-        return session
 
     async def close_execution(self, execution: str) -> int:
         """End an execution.
 
         Abort its calls, refuse later ones, free its memory. Returns its recorded calls.
         """
-        session = self._sessions.setdefault(execution, Session(execution))
-        if not session.closed:
-            session.closed = True
-            flights = [f for f in self._running if f.session is session]
-            for flight in flights:
-                self._cancel(flight, ExecutionClosed(f"execution {execution} was closed during the call"))
-            await asyncio.gather(*(f.task for f in flights), return_exceptions=True)
-            self.router.forget(execution)
-            self._sessions[execution] = Session(execution, calls=session.calls, closed=True)
-        return self._sessions[execution].calls
-
-    def open_executions(self) -> int:
-        return sum(1 for session in self._sessions.values() if not session.closed)
+        session = self.executions.stop(execution)
+        flights = [f for f in self._running if f.session is session]
+        for flight in flights:
+            self._cancel(flight, ExecutionClosed(f"execution {execution} was closed during the call"))
+        await asyncio.gather(*(f.task for f in flights), return_exceptions=True)
+        return self.executions.end(execution, time.time())
 
     # --- calls
 
-    def count_tokens(self, session: Session, request: Request) -> int:
-        """Prompt tokens the request would have."""
+    def count_tokens(self, execution: str, request: Request) -> int:
+        """Prompt tokens the request would have. Raises ExecutionClosed."""
+        session = self.executions.use(execution, time.time())
         return len(self._prompt(session.match(request.conversation), request)[2])
 
-    def open_flight(self, session: Session, request: Request, hints: dict, id_prefix: str) -> Flight:
+    def open_flight(self, execution: str, request: Request, hints: dict, id_prefix: str) -> Flight:
         """Start the call, or join the same call when it is still under way (a harness's retry).
 
-        Raises ContextOverflow when the prompt leaves no room, BadRequest when it cannot be rendered.
+        Raises ExecutionClosed, ContextOverflow when the prompt leaves no room, BadRequest when it cannot be rendered.
         """
+        if self._stopping:
+            raise EngineUnavailable(_STOPS)
+        session = self.executions.use(execution, time.time())
         match = session.match(request.conversation)
         who = (session.execution, *sorted(hints.items()))
         key = (who, match.digest, request.max_tokens, request.stop)
@@ -111,6 +102,7 @@ class Gateway:
         if flight is None:
             flight = self._flights[key] = self._new_flight(session, request, hints, match)
             self._running.add(flight)
+            session.in_flight += 1
             flight.task = asyncio.create_task(self._fly(flight, key, id_prefix))
             flight.task.add_done_callback(lambda task: _landed(flight, task))
         return flight
@@ -175,6 +167,7 @@ class Gateway:
             if self._flights.get(key) is flight:
                 del self._flights[key]
             self._running.discard(flight)
+            flight.session.in_flight -= 1
         answer = self._answer(flight, id_prefix)
         try:
             self._record(flight, answer, failed=failure is not None)
@@ -343,12 +336,15 @@ class Gateway:
 
     # --- reroutes and ends
 
-    async def reroute(self, source: str, moves: Mapping[str, str], deadline_s: float) -> int:
+    async def reroute(self, source: str, moves: Mapping[str, str], deadline_s: float) -> tuple[int, int]:
         """Empty an engine (paper 4.3): stop admitting, move routes, abort there, continue elsewhere.
 
-        Returns the calls that went on elsewhere, when none is left on the source. Raises EngineUnavailable
-        when some are left at the deadline.
+        Only open executions move: a route of another would count as load for ever. Returns (executions moved,
+        calls that went on elsewhere) when none is left on the source. Raises EngineUnavailable when some are
+        left at the deadline.
         """
+        now = time.time()
+        moves = {name: url for name, url in moves.items() if self.executions.is_open(name, now)}
         self.router.stop_admitting(source)
         self.router.move(moves)
         engine = self.router.engines[source]
@@ -358,7 +354,7 @@ class Gateway:
         if left:
             raise EngineUnavailable(f"calls left on {source} after {deadline_s} s: {', '.join(left)}")
         self.reroutes += 1
-        return sum(1 for f in flights if f.finish is None or f.last_engine != source)
+        return len(moves), sum(1 for f in flights if f.finish is None or f.last_engine != source)
 
     def _cancel(self, flight: Flight, reason: ProxyError) -> None:
         """End a call without an answer; what it sampled so far is recorded as aborted."""
@@ -374,9 +370,10 @@ class Gateway:
 
     async def close(self) -> None:
         """Abort and record every call, then release engines and log."""
+        self._stopping = True
         flights = list(self._running)
         for flight in flights:
-            self._cancel(flight, EngineUnavailable("the proxy stops; try again"))
+            self._cancel(flight, EngineUnavailable(_STOPS))
         await asyncio.gather(*(f.task for f in flights), *self._background, return_exceptions=True)
         self._client.close()
         self._log.close()

@@ -73,12 +73,11 @@ class Application:
             )
         settings = self.gateway.settings
         name = execution_of(self.secret, bearer(headers), execution, settings.strict, time.time())
-        session = self.gateway.session(name)
         request = dialect.parse(_object(headers, await _body(receive)))
         if counting:
-            return await _send_json(send, 200, messages.count(self.gateway.count_tokens(session, request)))
+            return await _send_json(send, 200, messages.count(self.gateway.count_tokens(name, request)))
         try:
-            flight = self.gateway.open_flight(session, request, hints(headers), dialect.TOOL_ID_PREFIX)
+            flight = self.gateway.open_flight(name, request, hints(headers), dialect.TOOL_ID_PREFIX)
         except ContextOverflow as error:
             if dialect is responses and request.stream:
                 return await _send(send, 200, _STREAM_HEADERS, responses.failed_event(error))

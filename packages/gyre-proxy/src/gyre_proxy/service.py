@@ -55,7 +55,7 @@ async def run(settings: Settings, ready: Callable[[dict], None], stop: asyncio.E
         raise SettingsError(str(error)) from error
     gateway = Gateway(settings, codec, log)
     listener = _listen(settings.host, settings.port)
-    url = f"http://{settings.host}:{listener.getsockname()[1]}"
+    url = f"http://{_reachable(settings.host)}:{listener.getsockname()[1]}"
     secret = settings.admin_token.encode() if settings.admin_token else secrets.token_bytes(32)
     server = _server(Application(gateway, secret, url))
     running = asyncio.create_task(server.serve(sockets=[listener]))
@@ -114,6 +114,11 @@ def _listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {error.strerror}; choose another port"
         ) from error
     return listener
+
+
+def _reachable(host: str) -> str:
+    """The host to name in a URL; the address that stands for all addresses is none that a client can use."""
+    return "127.0.0.1" if host == "0.0.0.0" else host
 
 
 def _watch_parent(stop: asyncio.Event) -> None:

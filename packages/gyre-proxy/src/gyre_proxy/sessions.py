@@ -59,7 +59,7 @@ class Match:
     """The hash of the prompt, to be continued with the answer."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Session:
     """The recorded calls of one execution."""
 
@@ -67,6 +67,9 @@ class Session:
     deadline: float | None = None
     """Unix seconds after which no call may run."""
     calls: int = 0
+    in_flight: int = 0
+    used: float = 0.0
+    """Unix seconds of the last request."""
     closed: bool = False
     _nodes: dict[bytes, list[Node]] = field(default_factory=dict)
     _payloads: dict[str, ToolCall] = field(default_factory=dict)

@@ -1,6 +1,9 @@
 """Owns the proxy's settings: values, defaults, and their checks at start-up."""
 
+import ipaddress
+import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +23,7 @@ class Settings:
     engines: tuple[str, ...] = ()
     """Base URLs of engines; more can come through the admin API."""
     host: str = "127.0.0.1"
+    """Address to listen on; any other than loopback needs `strict`."""
     port: int = 0
     """0 takes a free port."""
     admin_token: str | None = None
@@ -49,13 +53,26 @@ class Settings:
             raise SettingsError(f"unknown tool parser {self.tool_parser!r}; choose one of: {known}")
         if self.strict and not self.admin_token:
             raise SettingsError("strict mode needs an admin token to issue keys; set one")
+        if not self.engines and not self.admin_token:
+            raise SettingsError(
+                "no engine: name one with --engine, or open the admin API, through which they can come"
+            )
+        if not self.strict and not _loopback(self.host):
+            raise SettingsError(
+                f"{self.host} can be reached by others, and without strict mode every execution is open to them: "
+                "add --strict, or listen on 127.0.0.1"
+            )
         for url in self.engines:
             if not url.startswith(("http://", "https://")):
                 raise SettingsError(f"engine {url!r} must be a URL such as http://127.0.0.1:30000")
-        if self.temperature < 0 or not 0 < self.top_p <= 1:
-            raise SettingsError("temperature must be >= 0 and top_p in (0, 1]")
-        if self.call_deadline_s <= 0 or self.keepalive_s <= 0:
-            raise SettingsError("call_deadline_s and keepalive_s must be positive")
+        if not 0 <= self.temperature < math.inf or not 0 < self.top_p <= 1:
+            raise SettingsError("temperature must be a number >= 0 and top_p in (0, 1]")
+        if self.top_k != -1 and self.top_k < 1:
+            raise SettingsError("top_k must be at least 1, or -1 for no limit")
+        for name in ("call_deadline_s", "keepalive_s", "context_length", "max_new_tokens"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise SettingsError(f"{name} must be a positive number, not {value}")
 
     def sampling(self) -> dict:
         """The sampling parameters of every call, as SGLang names them."""
@@ -70,3 +87,24 @@ def token_from_environment(name: str | None) -> str | None:
     if not token:
         raise SettingsError(f"environment variable {name} is empty; put the admin token there")
     return token
+
+
+def token_from_input() -> str:
+    """The admin token from the first line of standard input; the rest is left to the parent watch.
+
+    No other process of the same user can read it, as it could an environment. Raises SettingsError when the line is
+    empty.
+    """
+    token = sys.stdin.buffer.readline().decode(errors="replace").strip()
+    if not token:
+        raise SettingsError("the first line of standard input is empty; write the admin token there")
+    return token
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
