@@ -8,7 +8,7 @@ from gyre_proxy.conversation import Conversation, Message
 from gyre_proxy.errors import ExecutionClosed
 from gyre_proxy.executions import IDLE_S, KEY_LIFETIME_S, SWEEP_S, Executions
 from gyre_proxy.router import Engine, Router
-from gyre_proxy.sessions import Node
+from gyre_proxy.sessions import Node, ids_json
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +28,8 @@ def executions(forgotten):
 def record(session, tokens):
     """Commit one call of that many tokens."""
     match = session.match(Conversation((Message("user", f"turn {session.calls}"),)))
-    node = Node(f"c{session.calls}", None, np.zeros(tokens, np.int32), tokens, True, (), "")
+    ids = np.zeros(tokens, np.int32)
+    node = Node(f"c{session.calls}", None, ids, ids_json(ids), tokens, True, (), "")
     session.commit(match, node.id, node, Message("assistant", "ok"), False)
 
 

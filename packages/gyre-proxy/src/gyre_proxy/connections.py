@@ -114,7 +114,7 @@ class _Connection(asyncio.Protocol):
         self._chunks, self._complete, self.reusable = [], False, False
         head = f"POST {self._prefix}{path} HTTP/1.1\r\n".encode() + b"host: " + self._host
         head += b"\r\ncontent-type: application/json\r\ncontent-length: " + str(len(body)).encode()
-        self._transport.write(head + b"\r\n\r\n" + body)
+        self._transport.writelines((head + b"\r\n\r\n", body))
         while True:
             streaming = on_data is not None and self._chunks and self._parser.get_status_code() == 200
             if streaming:

@@ -61,7 +61,7 @@ class EngineClient:
 
         Raises EngineDown or EngineRefused; what `progress` saw before EngineDown stays valid.
         """
-        content = orjson.dumps({**body, "stream": progress is not None}, option=orjson.OPT_SERIALIZE_NUMPY)
+        content = orjson.dumps({**body, "stream": progress is not None})
         events = None if progress is None else _Events(url, progress)
         try:
             status, data = await self._connections.post(

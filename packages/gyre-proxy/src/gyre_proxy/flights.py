@@ -9,15 +9,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from gyre_proxy.codec import Codec, Detokenizer
 from gyre_proxy.conversation import Answer, Request
 from gyre_proxy.engine_client import Output
 from gyre_proxy.errors import ProxyError
 from gyre_proxy.parsers import Segmenter
 from gyre_proxy.router import Engine
-from gyre_proxy.sessions import Match, Node, Session
+from gyre_proxy.sessions import Match, Prompt, Session
 
 
 class Signal:
@@ -68,12 +66,7 @@ class Flight:
     request: Request
     match: Match
     hints: dict
-    parent: Node | None
-    """The recorded call whose path the prompt extends."""
-    input_ids: np.ndarray
-    """int32: tokens after the parent's path."""
-    prompt: np.ndarray
-    """int32: the whole prompt."""
+    prompt: Prompt
     limit: int
     """Tokens the answer may have."""
     sampling: dict

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 
 import numpy as np
+import orjson
 from gyre_trajtree import Call, RunLogWriter, TrajtreeError
 
 from gyre_proxy import parsers
@@ -32,7 +33,7 @@ from gyre_proxy.evidence import evidence
 from gyre_proxy.executions import Executions
 from gyre_proxy.flights import Flight, LiveText, Signal
 from gyre_proxy.router import Engine, Router
-from gyre_proxy.sessions import Match, Node, Session
+from gyre_proxy.sessions import Match, Node, Prompt, Session, ids_json
 from gyre_proxy.settings import Settings
 
 ABORT_GRACE_S = 5.0
@@ -85,7 +86,7 @@ class Gateway:
     def count_tokens(self, execution: str, request: Request) -> int:
         """Prompt tokens the request would have. Raises ExecutionClosed."""
         session = self.executions.use(execution, time.time())
-        return len(self._prompt(session.match(request.conversation), request)[2])
+        return len(self._prompt(session.match(request.conversation), request))
 
     def open_flight(self, execution: str, request: Request, hints: dict, id_prefix: str) -> Flight:
         """Start the call, or join the same call when it is still under way (a harness's retry).
@@ -114,7 +115,7 @@ class Gateway:
             self._cancel(flight, ClientLeft("the client disconnected before the answer"))
 
     def _new_flight(self, session: Session, request: Request, hints: dict, match: Match) -> Flight:
-        parent, input_ids, prompt = self._prompt(match, request)
+        prompt = self._prompt(match, request)
         room = self.context_length - len(prompt)
         if room < 1:
             raise ContextOverflow(len(prompt), self.context_length - 1)
@@ -129,8 +130,6 @@ class Gateway:
             request=request,
             match=match,
             hints=hints,
-            parent=parent,
-            input_ids=input_ids,
             prompt=prompt,
             limit=limit,
             sampling=sampling,
@@ -139,18 +138,16 @@ class Gateway:
             live=LiveText(self.codec, bool(request.conversation.tools)) if request.stream else None,
         )
 
-    def _prompt(self, match: Match, request: Request) -> tuple[Node | None, np.ndarray, np.ndarray]:
-        """(parent, tokens after the parent's path, whole prompt); parent tokens are reused as recorded."""
-        node, tools = match.node, request.conversation.tools
+    def _prompt(self, match: Match, request: Request) -> Prompt:
+        """Tokens of the request; those of a recorded path are reused as they are."""
+        node = match.node
         if node is not None and self.codec.mode == "suffix":
-            new = np.asarray(self.codec.encode_suffix(match.messages[match.known :], node.ended), np.int32)
-            return node, new, np.concatenate((node.path_tokens(), new))
-        prompt = np.asarray(self.codec.encode_prompt(match.messages, tools), np.int32)
-        if node is not None and node.length <= len(prompt):
-            path = node.path_tokens()
-            if np.array_equal(path, prompt[: len(path)]):
-                return node, prompt[len(path) :], prompt
-        return None, prompt, prompt
+            new = self.codec.encode_suffix(match.messages[match.known :], node.ended)
+            return Prompt(node, np.asarray(new, np.int32))
+        whole = np.asarray(self.codec.encode_prompt(match.messages, request.conversation.tools), np.int32)
+        if node is not None and np.array_equal(node.path_tokens(), whole[: node.length]):
+            return Prompt(node, whole[node.length :])
+        return Prompt(None, whole)
 
     async def _fly(self, flight: Flight, key: tuple, id_prefix: str) -> None:
         """The whole life of a call; sets its answer or its failure."""
@@ -236,12 +233,9 @@ class Gateway:
 
     def _body(self, flight: Flight, engine: Engine) -> dict:
         """/generate's body for what is still to be sampled."""
-        prompt = flight.prompt
-        if flight.ids:
-            prompt = np.concatenate((prompt, np.asarray(flight.ids, np.int32)))
         body = {
             "rid": flight.rid,
-            "input_ids": prompt,
+            "input_ids": orjson.Fragment(flight.prompt.json(flight.ids)),
             "sampling_params": {
                 **flight.sampling,
                 "max_new_tokens": flight.limit - len(flight.ids),
@@ -291,14 +285,14 @@ class Gateway:
 
     def _record(self, flight: Flight, answer: Answer, failed: bool) -> None:
         """Write the call, then let later requests find it. Raises TrajtreeError when it is not durable."""
-        request, match = flight.request, flight.match
+        request, match, prompt = flight.request, flight.match, flight.prompt
         sampling = {**flight.sampling, "asked": dict(request.asked)} if request.asked else flight.sampling
         self._log.append(
             Call(
                 id=flight.id,
                 execution=flight.session.execution,
-                parent=flight.parent.id if flight.parent else None,
-                input_ids=flight.input_ids,
+                parent=prompt.parent.id if prompt.parent else None,
+                input_ids=prompt.new,
                 output_ids=flight.ids,
                 logprobs=_logprob_array(flight.logprobs),
                 versions=[list(span) for span in flight.spans],
@@ -324,10 +318,12 @@ class Gateway:
         flight.session.commit(match, flight.id, node, message, failed)
 
     def _node(self, flight: Flight, answer: Answer) -> Node:
+        ids = np.concatenate((flight.prompt.new, np.asarray(flight.ids, np.int32)))
         return Node(
             id=flight.id,
-            parent=flight.parent,
-            ids=np.concatenate((flight.input_ids, np.asarray(flight.ids, np.int32))),
+            parent=flight.prompt.parent,
+            ids=ids,
+            json=ids_json(ids),
             length=len(flight.prompt) + len(flight.ids),
             ended=flight.ids[-1] == self.codec.turn_end,
             call_ids=tuple(call.id for call in answer.tool_calls),

@@ -25,6 +25,8 @@ class Node:
     parent: "Node | None"
     ids: np.ndarray
     """int32 [n]: input tokens after the parent's path, then the output tokens."""
+    json: bytes
+    """`ids` as JSON without brackets: a path goes to an engine with every turn, and is written out only once."""
     length: int
     """Tokens of the whole path."""
     ended: bool
@@ -32,14 +34,41 @@ class Node:
     call_ids: tuple[str, ...]
     reasoning: str
 
-    def path_tokens(self) -> np.ndarray:
-        """int32 [length]: every token from the root to the end of this node's output."""
-        parts: list[np.ndarray] = []
+    def path(self) -> "list[Node]":
+        """The nodes from the root to this one."""
+        nodes: list[Node] = []
         node: Node | None = self
         while node is not None:
-            parts.append(node.ids)
+            nodes.append(node)
             node = node.parent
-        return np.concatenate(parts[::-1])
+        return nodes[::-1]
+
+    def path_tokens(self) -> np.ndarray:
+        """int32 [length]: every token from the root to the end of this node's output."""
+        return np.concatenate([node.ids for node in self.path()])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """What a call asks an engine: a recorded path, reused as it is, and the tokens after it."""
+
+    parent: Node | None
+    new: np.ndarray
+    """int32 [n]: tokens after the parent's path; the whole prompt without a parent."""
+
+    def __len__(self) -> int:
+        return len(self.new) + (self.parent.length if self.parent else 0)
+
+    def json(self, more: Sequence[int]) -> bytes:
+        """The tokens of the prompt and `more` as one JSON list."""
+        parts = [node.json for node in self.parent.path()] if self.parent else []
+        parts += [ids_json(ids) for ids in (self.new, np.asarray(more, np.int32)) if len(ids)]
+        return b"[" + b",".join(parts) + b"]"
+
+
+def ids_json(ids: np.ndarray) -> bytes:
+    """Token ids as JSON without brackets."""
+    return orjson.dumps(ids, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +101,8 @@ class Session:
     """Unix seconds of the last request."""
     closed: bool = False
     _nodes: dict[bytes, list[Node]] = field(default_factory=dict)
-    _payloads: dict[str, ToolCall] = field(default_factory=dict)
+    _payloads: dict[str, tuple[ToolCall, bytes]] = field(default_factory=dict)
+    """Recorded tool calls by id, each with its meaning."""
     _failed: dict[bytes, str] = field(default_factory=dict)
 
     def match(self, conversation: Conversation) -> Match:
@@ -83,7 +113,7 @@ class Session:
         nodes: list[Node] = []
         end = 0
         for first, last in _units(messages):
-            _update(running, messages[first:last])
+            self._update(running, messages[first:last])
             if messages[first].role == "assistant" and (known := self._nodes.get(running.digest())):
                 nodes, end = known, last
         node = _closest(nodes, messages[end - 1]) if nodes else None
@@ -97,9 +127,9 @@ class Session:
         else:
             self._failed.pop(match.digest, None)
         if node is not None:
-            self._payloads.update((call.id, call) for call in answer.tool_calls)
+            self._payloads.update((call.id, (call, _call_meaning(call))) for call in answer.tool_calls)
             running = match.running.copy()
-            _update(running, (answer,))
+            self._update(running, (answer,))
             self._nodes.setdefault(running.digest(), []).append(node)
 
     def failed_attempt(self, digest: bytes) -> str | None:
@@ -110,8 +140,25 @@ class Session:
         """The message with recorded tool-call payloads under the incoming ids."""
         if not message.tool_calls or not any(call.id in self._payloads for call in message.tool_calls):
             return message
-        calls = tuple(self._payloads.get(call.id, call) for call in message.tool_calls)
+        calls = tuple(
+            self._payloads[call.id][0] if call.id in self._payloads else call for call in message.tool_calls
+        )
         return Message(message.role, message.text, message.reasoning, calls)
+
+    def _update(self, running: "hashlib._Hash", messages: Sequence[Message]) -> None:
+        if len(messages) > 1:
+            messages = sorted(messages, key=lambda m: m.call_id)
+        for message in messages:
+            running.update(self._meaning(message))
+
+    def _meaning(self, message: Message) -> bytes:
+        """What two messages of equal meaning have in common; no other message's bytes begin with these."""
+        text = message.text.strip() if message.role == "assistant" else message.text
+        parts = [message.role.encode(), _bytes(text), _bytes(message.call_id)]
+        for call in message.tool_calls:
+            recorded = self._payloads.get(call.id)
+            parts.append(recorded[1] if recorded else _call_meaning(call))
+        return _joined(parts)
 
 
 def tools_digest(tools: Sequence[dict]) -> str:
@@ -121,7 +168,7 @@ def tools_digest(tools: Sequence[dict]) -> str:
 
 def text_digest(text: str) -> str:
     """Short digest of a text."""
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return hashlib.blake2b(_bytes(text), digest_size=8).hexdigest()
 
 
 def _units(messages: Sequence[Message]) -> list[tuple[int, int]]:
@@ -135,23 +182,19 @@ def _units(messages: Sequence[Message]) -> list[tuple[int, int]]:
     return out
 
 
-def _update(running: "hashlib._Hash", messages: Sequence[Message]) -> None:
-    if len(messages) > 1:
-        messages = sorted(messages, key=lambda m: m.call_id)
-    for message in messages:
-        parts = [message.role, message.text.strip() if message.role == "assistant" else message.text]
-        parts += [message.call_id] if message.role == "tool" else []
-        for call in message.tool_calls:
-            parts += [call.name, _canonical_arguments(call)]
-        for part in parts:
-            data = part.encode("utf-8", "surrogatepass")
-            running.update(len(data).to_bytes(8, "little") + data)
-        running.update(b"\xff" * 8)
-
-
-def _canonical_arguments(call: ToolCall) -> str:
+def _call_meaning(call: ToolCall) -> bytes:
     value = call.parsed()
-    return value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    arguments = _bytes(value) if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    return _joined((_bytes(call.name), arguments))
+
+
+def _joined(parts: Sequence[bytes]) -> bytes:
+    """The parts and their lengths."""
+    return b"%s:%s" % (",".join([str(len(part)) for part in parts]).encode(), b"".join(parts))
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _closest(nodes: list[Node], message: Message) -> Node:
