@@ -27,6 +27,8 @@ def test_a_file_is_repeated_in_a_seeded_order(tmp_path):
         ("[1]", "a task is an object"),
         ('{"id": "a"}', "a task is an object"),
         ('{"id": "a", "prompt": "p", "files": {"../x": ""}}', "outside the workspace"),
+        ('{"id": "a", "prompt": "p", "files": ["x"]}', "task a: files is an object"),
+        ('{"id": "a", "prompt": "p", "harness": 7}', "task a: harness is an object, not '7'"),
     ],
 )
 def test_a_bad_task_is_named(tmp_path, line, message):

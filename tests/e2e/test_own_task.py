@@ -22,14 +22,14 @@ ONE_GROUP = (
 HANGS_AFTER_HALF = """
 import json, os, pathlib, sys, time
 task = json.load(open(os.environ["GYRE_TASK_FILE"]))
-assert "expect" not in task and not [name for name in os.environ if name.startswith("SECRET")]
+assert set(task) == {"id", "prompt"} and not [name for name in os.environ if name.startswith("SECRET")]
 pathlib.Path("half.txt").write_text(task["prompt"])
 time.sleep(600)
 """
 
 COUNTS_FILES = """
 import json, pathlib, sys
-workspace, task = pathlib.Path(sys.argv[1]), json.load(open(sys.argv[2]))
+workspace, task = pathlib.Path(sys.argv[1]), json.load(sys.stdin)
 print(json.dumps({"score": sum((workspace / name).exists() for name in task["expect"]) / len(task["expect"])}))
 """
 
@@ -42,7 +42,7 @@ def own(tmp_path: Path) -> list[str]:
     )
     (tmp_path / "hangs.py").write_text(HANGS_AFTER_HALF)
     (tmp_path / "score.py").write_text(COUNTS_FILES)
-    score = ["{python}", str(tmp_path / "score.py"), "{workspace}", "{task_file}"]
+    score = ["{python}", str(tmp_path / "score.py"), "{workspace}"]
     return [
         *ONE_GROUP,
         f"task.source={tmp_path / 'tasks.jsonl'}",

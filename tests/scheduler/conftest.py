@@ -23,6 +23,7 @@ from gyre_scheduler.actions import (
     Step,
     Transition,
 )
+from gyre_scheduler.dispatch import group_of
 from gyre_scheduler.events import (
     Assessed,
     CellBack,
@@ -96,7 +97,7 @@ class RandomEnvironment:
         self.deliver(Terminated(execution, self.random.choice(["completed", "failed", "timeout"])))
 
     def happen_assess(self, execution):
-        group = int(execution[1:].split("-")[0])
+        group = group_of(execution)
         valid = self.random.random() >= self.invalid
         self.valid[group] += valid
         self.open[group] -= 1

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 
 def reads_the_workspace(workspace, task):
@@ -34,3 +35,20 @@ def fails_once(workspace, task):
 
 
 NOT_A_FUNCTION = 3
+
+
+def meets_others(workspace, task):
+    """Wait until `expected` evaluations are here at once, then a while for one more; a tenth for each seen."""
+    place = Path(task["place"])
+    place.mkdir(exist_ok=True)
+    mine = place / workspace.parent.name
+    mine.touch()
+    most, deadline = 0, time.monotonic() + 15
+    while most < task["expected"] and time.monotonic() < deadline:
+        most = max(most, len(list(place.iterdir())))
+        time.sleep(0.01)
+    for _ in range(20):
+        most = max(most, len(list(place.iterdir())))
+        time.sleep(0.01)
+    mine.unlink()
+    return most / 10

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from gyre_scheduler.errors import EvaluatorNotFound
+from gyre_scheduler.errors import EvaluatorNotFound, SettingsError, TemplateError
 from gyre_scheduler.evaluation import Assessment, Evaluator
 from gyre_scheduler.executions import ExecutionFolder
 
@@ -79,20 +79,102 @@ def test_text_is_no_score(folder):
     assert found.status == "unresolved" and "ValueError" in found.detail
 
 
-def test_assessments_run_in_as_many_workers_as_allowed(tmp_path):
-    async def three():
-        folders = [ExecutionFolder.create(tmp_path / str(number), TASK) for number in range(3)]
-        async with Evaluator("evaluators:gives", workers=2) as evaluator:
-            deadline = time.monotonic() + 60
-            tasks = [{**TASK, "gives": str(number / 10)} for number in range(3)]
-            return await asyncio.gather(
-                *(
-                    evaluator.assess(folder, task, deadline)
-                    for folder, task in zip(folders, tasks, strict=True)
-                )
-            )
+def command(program):
+    return ["{python}", "-c", program, "{workspace}"]
 
-    assert [found.score for found in asyncio.run(three())] == [0.0, 0.1, 0.2]
+
+MEETS_OTHERS = """
+import json, pathlib, sys, time
+workspace, task = pathlib.Path(sys.argv[1]), json.load(sys.stdin)
+from evaluators import meets_others
+print(json.dumps({"score": meets_others(workspace, task)}))
+"""
+
+
+def assess_many(tmp_path, spec, count, budget_s=60.0, task=TASK, **options):
+    """The assessments of `count` workspaces asked for at once."""
+
+    async def all_of_them():
+        folders = [ExecutionFolder.create(tmp_path / str(number), TASK) for number in range(count)]
+        async with Evaluator(spec, **options) as evaluator:
+            deadline = time.monotonic() + budget_s
+            return await asyncio.gather(*(evaluator.assess(folder, task, deadline) for folder in folders))
+
+    return asyncio.run(all_of_them())
+
+
+@pytest.fixture(params=["function", "command"])
+def meets_others(request, monkeypatch):
+    """An evaluator of either kind that ends once as many run at a time as the task says, and scores how many did."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    return "evaluators:meets_others" if request.param == "function" else command(MEETS_OTHERS)
+
+
+def test_by_default_two_evaluations_run_at_a_time(tmp_path, meets_others):
+    task = {**TASK, "place": str(tmp_path / "here"), "expected": 2}
+    found = assess_many(tmp_path, meets_others, count=4, task=task, attempts=1)
+    assert [each.score for each in found] == [0.2] * 4
+
+
+def test_no_more_evaluations_run_than_allowed(tmp_path, meets_others):
+    task = {**TASK, "place": str(tmp_path / "here"), "expected": 1}
+    found = assess_many(tmp_path, meets_others, count=3, task=task, workers=1)
+    assert [each.score for each in found] == [0.1] * 3
+
+
+@pytest.mark.parametrize("spec", ["evaluators:hangs", ["sleep", "600"]])
+def test_waiting_for_an_evaluator_counts_against_the_budget(tmp_path, spec):
+    begin = time.monotonic()
+    found = assess_many(tmp_path, spec, count=3, budget_s=1.0, timeout_s=60.0, workers=1)
+    assert time.monotonic() - begin < 20
+    assert {each.status for each in found} == {"unresolved"}
+    assert sorted(each.attempt for each in found) == [0, 0, 1]
+    assert found[1].detail == "no evaluator was free within the execution's budget"
+
+
+def test_a_worker_that_cannot_start_again_leaves_the_score_unresolved(folder, tmp_path, monkeypatch):
+    module = tmp_path / "vanishing.py"
+    module.write_text("import os\ndef score(workspace, task): os._exit(1)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    async def twice():
+        async with Evaluator("vanishing:score", workers=1, attempts=2) as evaluator:
+            module.write_text("raise OSError('the disk is gone')\n")
+            return await evaluator.assess(folder, TASK, time.monotonic() + 60)
+
+    found = asyncio.run(twice())
+    assert (found.status, found.attempt) == ("unresolved", 2)
+    assert "cannot be loaded" in found.detail and "the disk is gone" in found.detail
+
+
+def test_a_command_that_vanishes_leaves_the_score_unresolved(folder, tmp_path):
+    script = tmp_path / "score"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+
+    async def vanish():
+        async with Evaluator([str(script)], attempts=1) as evaluator:
+            script.unlink()
+            return await evaluator.assess(folder, TASK, time.monotonic() + 60)
+
+    found = asyncio.run(vanish())
+    assert found.status == "unresolved" and "cannot be started" in found.detail
+
+
+def test_a_command_runs_where_the_driver_does(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "score"
+    script.write_text("#!/bin/sh\necho '{\"score\": 1}'\n")
+    script.chmod(0o755)
+    assert assess(folder, ["./score"]).score == 1.0
+
+
+@pytest.mark.parametrize(
+    "options", [{"timeout_s": 0}, {"timeout_s": float("nan")}, {"attempts": 0}, {"workers": 0}]
+)
+def test_an_evaluator_refuses_numbers_it_cannot_use(options):
+    with pytest.raises(SettingsError, match="an evaluator needs"):
+        Evaluator("evaluators:gives", **options)
 
 
 @pytest.mark.parametrize(
@@ -112,16 +194,40 @@ def test_an_evaluator_that_cannot_be_loaded_is_one_line(folder, spec, words):
     assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
-def command(program):
-    return ["{python}", "-c", program, "{workspace}", "{task_file}"]
-
-
 def test_a_command_gives_its_score_on_the_last_line_and_sees_the_whole_task(folder):
     program = (
-        "import json, sys; task = json.load(open(sys.argv[2])); print('noise')\n"
+        "import json, sys; task = json.load(sys.stdin); print('noise')\n"
         "print(json.dumps({'score': task['expect'] / 4}))"
     )
     assert assess(folder, command(program), {**TASK, "expect": 1}) == Assessment("valid", 0.25, None, 1)
+
+
+def test_a_command_need_not_read_its_task(folder):
+    big = {**TASK, "expect": "x" * 1_000_000}
+    assert assess(folder, command("print('{\"score\": 1}')"), big).score == 1.0
+
+
+def test_a_task_file_is_not_for_evaluators(folder):
+    with pytest.raises(TemplateError, match=r"\{task_file\}.*\{workspace\}"):
+        assess(folder, [*command(""), "{task_file}"])
+
+
+LOOKS_AROUND = """
+import json, os, pathlib, sys
+answer = json.load(sys.stdin)["expect"]
+print(answer, file=sys.stderr)
+folder = pathlib.Path(sys.argv[1]).parent
+seen = [path.read_text() for path in folder.rglob("*") if path.is_file()] + sys.argv + list(os.environ.values())
+print(answer)
+print(json.dumps({"score": 1 - any(answer in text for text in seen)}))
+"""
+
+
+def test_what_is_expected_never_lies_where_the_harness_of_a_sibling_could_read_it(folder):
+    answer = "".join(map(chr, range(97, 110)))
+    assert assess(folder, command(LOOKS_AROUND), {**TASK, "expect": answer}).score == 1.0
+    left = [path.read_text() for path in folder.path.rglob("*") if path.is_file()]
+    assert left and not any(answer in text for text in left)
 
 
 @pytest.mark.parametrize(

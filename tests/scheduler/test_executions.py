@@ -5,12 +5,20 @@ import json
 import os
 import sys
 import time
+from io import BytesIO
 
 import pytest
-from gyre_scheduler.errors import HarnessNotFound, TaskError, TemplateError
+from gyre_scheduler.errors import HarnessNotFound, SettingsError, TaskError, TemplateError
 from gyre_scheduler.executions import ExecutionFolder, Harness, harness_view, last_line, run_harness
 
-TASK = {"id": "t", "prompt": "do it", "budget": 7, "expect": {"a": "b"}, "files": {"notes/x": "hello"}}
+TASK = {
+    "id": "t",
+    "prompt": "do it",
+    "harness": {"budget": 7, "id": "another"},
+    "expect": {"a": "b"},
+    "solution": "the-answer",
+    "files": {"notes/x": "hello"},
+}
 
 
 def python(program, **options):
@@ -52,13 +60,24 @@ def test_a_harness_sees_its_own_world_and_nothing_of_ours(tmp_path, monkeypatch)
     assert end.termination == "completed" and end.error is None
 
 
-def test_the_evaluators_part_never_reaches_the_harness(tmp_path):
+def test_only_what_is_meant_for_the_harness_reaches_it(tmp_path):
     folder = ExecutionFolder.create(tmp_path / "execution", TASK)
     shown = b"".join(path.read_bytes() for path in folder.path.rglob("*") if path.is_file())
     assert json.loads(folder.task_file.read_text()) == harness_view(TASK)
     assert harness_view(TASK) == {"id": "t", "prompt": "do it", "budget": 7}
-    assert b"expect" not in shown
+    assert b"expect" not in shown and b"the-answer" not in shown
     assert (folder.workspace / "notes/x").read_text() == "hello"
+
+
+def test_a_harness_part_that_is_no_object_is_refused(tmp_path):
+    with pytest.raises(TaskError, match=r"must be an object, not '\[1\]'"):
+        ExecutionFolder.create(tmp_path / "execution", {**TASK, "harness": [1]})
+
+
+@pytest.mark.parametrize("bad", [{"grace_s": -1}, {"grace_s": float("nan")}, {"output_limit": -1}])
+def test_a_harness_refuses_numbers_it_cannot_use(bad):
+    with pytest.raises(SettingsError, match="0 or more"):
+        python("", **bad)
 
 
 def test_placeholders_are_filled_in_the_command(tmp_path):
@@ -191,6 +210,6 @@ def test_discard_removes_the_folder(tmp_path):
 def test_the_last_line_of_a_long_file_is_found(tmp_path):
     path = tmp_path / "long"
     path.write_text("x\n" * 100_000 + "the end\n\n  \n")
-    assert last_line(path) == "the end"
-    path.write_text("")
-    assert last_line(path) == ""
+    with path.open("rb") as file:
+        assert last_line(file) == "the end"
+    assert last_line(BytesIO()) == ""

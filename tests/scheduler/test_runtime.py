@@ -13,8 +13,9 @@ from gyre_scheduler.errors import (
     ReplayDiverged,
     RunAborted,
     RunStalled,
+    SettingsError,
 )
-from gyre_scheduler.events import Assessed, CellBack, Event, StreamDrained, Supply, Terminated
+from gyre_scheduler.events import Assessed, CellBack, CellLost, Event, StreamDrained, Supply, Terminated
 from gyre_scheduler.replay import replay
 from gyre_scheduler.runtime import Report, Runtime
 from gyre_scheduler.scheduler import Scheduler
@@ -190,6 +191,7 @@ def test_a_satellite_that_dies_on_its_way_is_lost_and_the_run_goes_on():
         async def to_training(self, cell, moves):
             await super().to_training(cell, moves)
             if cell == 1:
+                self.runtime.post(CellLost(1))
                 raise LostCell(1, "its process ended")
 
         async def step(self, step, cells):
@@ -200,13 +202,15 @@ def test_a_satellite_that_dies_on_its_way_is_lost_and_the_run_goes_on():
     world = Dying(SMALL.model_copy(update={"steps": 8}))
     asyncio.run(world.run_to_end())
     names = [type(event).__name__ for event, _ in world.log]
-    assert "CellLost" in names and "CellBack" in names
+    assert names.count("CellLost") == world.calls.count(("to_training", 1)) > 0
+    assert names.count("CellBack") == names.count("CellLost")
     assert replay(world.runtime.scheduler.settings, world.log).version == 8
 
 
 def test_a_lost_core_aborts_the_run_with_one_line():
     class Coreless(World):
         async def to_training(self, cell, moves):
+            self.runtime.post(CellLost(0, permanent=True))
             raise LostCell(0, "killed")
 
     world = Coreless()
@@ -236,6 +240,22 @@ def test_a_run_without_events_stalls_with_what_it_waits_for():
     world = Stuck(stall_s=0.3)
     with pytest.raises(RunStalled, match=r"no event for 0\.3 s; waiting for execution g00000-0, .* 1 more"):
         asyncio.run(world.run_to_end())
+
+
+@pytest.mark.parametrize("stall_s", [0, -1.0, float("nan"), float("inf")])
+def test_a_stall_limit_that_is_no_time_is_refused(stall_s):
+    with pytest.raises(SettingsError, match="stall_s"):
+        World(stall_s=stall_s)
+
+
+def test_without_a_stall_limit_a_silent_run_is_healthy(monkeypatch):
+    waits = []
+    real = asyncio.wait_for
+    monkeypatch.setattr(asyncio, "wait_for", lambda what, limit: waits.append(limit) or real(what, limit))
+    world = World()
+    world.runtime = Runtime(Scheduler(SMALL), world, world, world, lambda *pair: world.log.append(pair))
+    asyncio.run(world.run_to_end())
+    assert set(waits) == {None}
 
 
 def test_executions_that_still_run_at_the_end_are_cancelled_and_recorded():
@@ -297,7 +317,13 @@ def test_a_transition_waits_for_the_launches_it_moves():
                 await self.core_is_asked_to_leave.wait()
                 for _ in range(20):
                     await asyncio.sleep(0)
-            await super().run(execution, cell, report)
+                self.open.add(execution)
+                report.launched()
+                await self.core_left.wait()
+                report.terminated("completed")
+                report.assessed(True)
+            else:
+                await super().run(execution, cell, report)
 
         async def admit(self, group, step):
             self.core_is_asked_to_leave.set()
@@ -305,9 +331,10 @@ def test_a_transition_waits_for_the_launches_it_moves():
 
         async def to_training(self, cell, moves):
             self.moved = moves
+            self.core_left.set()
             await super().to_training(cell, moves)
 
     world = SlowRoute(settings)
-    world.core_is_asked_to_leave = asyncio.Event()
+    world.core_is_asked_to_leave, world.core_left = asyncio.Event(), asyncio.Event()
     asyncio.run(world.run_to_end())
     assert world.moved == {held_back: 1}

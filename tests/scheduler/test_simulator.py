@@ -1,7 +1,8 @@
 """The simulator drives the scheduler itself, and the paper's figures come out of its workload."""
 
 import json
-from dataclasses import asdict, replace
+import math
+from dataclasses import asdict, fields, replace
 from statistics import mean
 
 import pytest
@@ -12,6 +13,8 @@ from gyre_scheduler.simulator import Costs, simulate, training_hours
 from gyre_scheduler.workloads import SampledGroups, TwoLevelLognormal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+DIVISORS = {"executions_per_node": 36.0, "micro_steps_per_group": 4}
 
 
 def run(name, seed=0):
@@ -124,15 +127,52 @@ def test_sampled_groups_come_from_the_samples():
     assert workload.hours(0, 5, 3) == drawn[5]
 
 
-@pytest.mark.parametrize("groups", [(), ((),), ((1.0, 0.0),)])
+@pytest.mark.parametrize("groups", [(), ((),), ((1.0, 0.0),), ((1.0, math.nan),), ((math.inf,),)])
 def test_an_empty_sample_is_refused(groups):
     with pytest.raises(WorkloadError):
         SampledGroups(groups)
 
 
-def test_a_lognormal_without_a_cap_is_refused():
-    with pytest.raises(WorkloadError):
-        TwoLevelLognormal(cap_hours=0)
+BAD_NUMBERS = [-1, math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("bad", BAD_NUMBERS)
+@pytest.mark.parametrize("name", [field.name for field in fields(Costs)])
+def test_costs_refuse_negative_and_infinite_numbers_by_name(name, bad):
+    with pytest.raises(SettingsError, match=f"^{name} must be a finite number of 0 or more, not"):
+        Costs(**{name: bad})
+
+
+@pytest.mark.parametrize("name", ["executions_per_node", "micro_steps_per_group"])
+def test_costs_that_are_divided_by_cannot_be_zero(name):
+    with pytest.raises(SettingsError, match=f"^{name} must be above 0"):
+        Costs(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        *((name, bad) for name in ("between", "within", "cap_hours") for bad in BAD_NUMBERS),
+        *(("mean_log", bad) for bad in (math.nan, math.inf, 1000, -1000)),
+        ("cap_hours", 0),
+    ],
+)
+def test_a_lognormal_that_cannot_be_drawn_from_is_refused(name, bad):
+    with pytest.raises(WorkloadError, match="a lognormal workload needs"):
+        TwoLevelLognormal(**{name: bad})
+
+
+@given(st.floats(-100, 100), st.floats(0, 10), st.floats(0, 10), st.floats(0, 1e300, exclude_min=True))
+def test_every_lognormal_gives_durations_above_zero_up_to_its_cap(mean_log, between, within, cap):
+    drawn = TwoLevelLognormal(mean_log, between, within, cap).hours(0, 0, 8)
+    assert all(0 < hours <= cap for hours in drawn)
+
+
+def test_a_run_without_any_cost_of_training_still_has_positive_figures():
+    chosen = preset("nl2repo-e0")
+    costs = Costs(**{**dict.fromkeys((field.name for field in fields(Costs)), 0.0), **DIVISORS})
+    result = simulate(chosen.settings, chosen.workload, costs)
+    assert result.hours > 0 and 0 < result.utilisation <= 1
 
 
 def test_an_unknown_preset_lists_those_that_exist():

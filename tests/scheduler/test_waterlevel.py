@@ -1,11 +1,11 @@
 """Eq. 3 to 6."""
 
+from gyre_scheduler.cells import CellTable
 from gyre_scheduler.waterlevel import (
     core_has_supply,
     may_leave,
     rollout_capacity,
     satellite_has_supply,
-    thresholds,
     waterlevel,
 )
 from hypothesis import given
@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 
 def test_eight_cells_of_144_leave_at_the_papers_thresholds():
-    assert thresholds([144] * 8, 0) == [1008, 864, 720, 576, 432, 288, 144, 0]
+    cells = CellTable([144] * 8, standalone=0, serving=range(8))
+    left = [cells.capacity(without=range(k + 1)) for k in range(8)]
+    assert left == [1008, 864, 720, 576, 432, 288, 144, 0]
 
 
 def test_the_waterlevel_counts_queued_and_running_executions():
@@ -23,7 +25,7 @@ def test_the_waterlevel_counts_queued_and_running_executions():
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(0, 50))
 def test_capacity_falls_by_each_cells_limit_down_to_the_standalone_pool(limits, standalone):
-    levels = [rollout_capacity(limits, standalone, k) for k in range(len(limits) + 1)]
+    levels = [rollout_capacity(limits[k:], standalone) for k in range(len(limits) + 1)]
     assert [high - low for high, low in zip(levels, levels[1:], strict=False)] == limits
     assert levels[-1] == standalone
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gyre_scheduler.dispatch import group_of
 from gyre_scheduler.errors import SchedulerError, TaskError
 from gyre_scheduler.evaluation import Evaluator
 from gyre_scheduler.executions import ExecutionFolder, Harness, HarnessEnd, run_harness
@@ -180,8 +181,3 @@ class Rollouts:
                 id=execution, state="closed", time=time.time(), termination=end.termination, error=end.error
             )
         )
-
-
-def group_of(execution: str) -> int:
-    """The group's number in an execution's name, g<group>-<member>."""
-    return int(execution[1:].split("-")[0])

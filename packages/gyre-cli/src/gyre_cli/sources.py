@@ -1,7 +1,8 @@
 """Where tasks come from: a `module:function` called with the seed, or a JSON Lines file in a seeded order, repeated.
 
-A task is a JSON object with `id` and `prompt` (what the harness gets) and optionally `files` (initial workspace files by
-relative path) and `expect` (the evaluator's part, which never reaches the harness). The same seed gives the same tasks.
+A task is a JSON object with the strings `id` and `prompt`, and optionally the objects `files` (initial workspace files by
+relative path) and `harness` (settings of the harness's own). The harness gets id, prompt and the members of `harness`; the
+evaluator gets the whole task, and any other key (`expect`, say) is for it alone. The same seed gives the same tasks.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ def _checked(task: Any) -> Task:
         or not isinstance(task.get("prompt"), str)
     ):
         raise MisuseError(f"a task is an object with the strings id and prompt, not {str(task)[:80]!r}")
+    for part in ("files", "harness"):
+        if not isinstance(task.get(part, {}), dict):
+            raise MisuseError(f"task {task['id']}: {part} is an object, not {str(task[part])[:80]!r}")
     for name in task.get("files", {}):
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise MisuseError(f"task {task['id']}: file {name!r} lies outside the workspace")

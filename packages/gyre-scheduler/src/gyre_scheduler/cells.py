@@ -16,6 +16,7 @@ from typing import Any
 
 from .actions import STANDALONE, Destination
 from .errors import ProtocolError
+from .waterlevel import rollout_capacity
 
 AWAY = ("lost", "gone")
 
@@ -41,9 +42,9 @@ class CellTable:
         return [cell for cell in self.with_role("rollout") if cell in self.serving]
 
     def capacity(self, without: Iterable[int] = ()) -> int:
-        """Rollout capacity in executions, as if the cells `without` had left."""
+        """Rollout capacity in executions (Eq. 3), as if the cells `without` had left."""
         left = set(without)
-        return self.standalone + sum(self.limits[cell] for cell in self.admitting() if cell not in left)
+        return rollout_capacity((self.limits[c] for c in self.admitting() if c not in left), self.standalone)
 
     def limit(self, place: Destination) -> int:
         return self.standalone if place == STANDALONE else self.limits[place]

@@ -10,14 +10,27 @@ where A_end is the summed age of the groups outstanding right after the n-th ref
 
 from __future__ import annotations
 
-from fractions import Fraction
+import re
 
+from .errors import ProtocolError
 from .settings import SchedulerSettings
+
+NAME = re.compile(r"g([0-9]{5,})-[0-9]+")
 
 
 def execution_names(group: int, size: int) -> list[str]:
     """Names of a group's executions: g00012-0, g00012-1, ..."""
     return [f"g{group:05d}-{member}" for member in range(size)]
+
+
+def group_of(execution: str) -> int:
+    """The group of an execution that `execution_names` named; ProtocolError for any other text."""
+    match = NAME.fullmatch(execution)
+    if match is None:
+        raise ProtocolError(
+            f"{execution!r} does not name an execution: g, the group's number, -, the member's"
+        )
+    return int(match[1])
 
 
 def groups_to_dispatch(settings: SchedulerSettings, published: int) -> int:
@@ -30,8 +43,3 @@ def groups_to_dispatch(settings: SchedulerSettings, published: int) -> int:
 def burst_end(settings: SchedulerSettings, version: int) -> int:
     """The version that ends the burst in which `version` is the trainer's version."""
     return min((version // settings.mu + 1) * settings.mu, settings.steps)
-
-
-def staleness_total(settings: SchedulerSettings, bursts: int) -> Fraction:
-    """n*mu*B*(phi + (mu-1)/2), what n whole bursts consume plus the age that is still outstanding."""
-    return bursts * settings.burst_groups * settings.staleness_target

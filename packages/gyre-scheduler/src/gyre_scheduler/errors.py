@@ -7,10 +7,12 @@ SchedulerError
 ├── RunAborted          the scheduler gave the run up; the message is the reason
 ├── RunStalled          the runtime waited too long; the message names what it waited for
 ├── LostCell            raised by a Cells implementation when the cell died during an operation
-├── HarnessNotFound     the harness command does not exist or cannot be executed
+├── CommandNotFound     a command does not exist or cannot be executed
+│   ├── HarnessNotFound     ... the harness's; the settings must change
+│   └── EvaluatorNotFound   ... the evaluator's, or its function cannot be loaded; only at the start of a run
 ├── TemplateError       a command or environment template names an unknown placeholder
 ├── TaskError           a task that cannot be laid out in a workspace
-├── EvaluatorNotFound   the evaluator cannot be loaded
+├── Unresolved          one attempt of an evaluation gave no score; never leaves `evaluation`
 └── WorkloadError       a simulated workload that cannot be drawn from
 """
 
@@ -40,15 +42,11 @@ class RunStalled(SchedulerError):
 
 
 class LostCell(SchedulerError):
-    """A cell died during an operation. Raised by implementations of `runtime.Cells`.
+    """A cell died during an operation. Raised by implementations of `runtime.Cells`, which also post CellLost."""
 
-    `permanent` says that it will not come back.
-    """
-
-    def __init__(self, cell: int, reason: str, permanent: bool = False):
+    def __init__(self, cell: int, reason: str):
         super().__init__(f"cell {cell} was lost: {reason}")
         self.cell = cell
-        self.permanent = permanent
 
 
 class CommandNotFound(SchedulerError):
@@ -69,6 +67,10 @@ class TaskError(SchedulerError):
 
 class EvaluatorNotFound(CommandNotFound):
     """The evaluator's module, function or command cannot be loaded."""
+
+
+class Unresolved(SchedulerError):
+    """One attempt of an evaluation gave no score; the message says why."""
 
 
 class WorkloadError(SchedulerError):

@@ -1,11 +1,14 @@
 """Assessment of a preserved workspace: one score in [0, 1], or unresolved with a reason (section 5.2).
 
-An evaluator is a Python function "module:function" of (workspace: Path, task: dict), or a command whose last
-line of standard output is JSON {"score": x}. A failure (exception, time limit, no number, out of range) is
-never a zero: it leaves the assessment unresolved and is retried on the same workspace within the deadline.
+An evaluator is a Python function "module:function" of (workspace: Path, task: dict), or a command that reads
+the task as JSON from its standard input and whose last line of standard output is JSON {"score": x}. A
+failure (exception, time limit, no number, out of range) is never a zero: it leaves the assessment unresolved
+and is retried on the same workspace within the deadline.
 
-Functions run in worker processes of ours, so that one that hangs or crashes is ended without harm to the
-driver.
+Harnesses of other executions still run meanwhile, as the same user, so nothing of an evaluation is written to
+a named file: the task goes through standard input, what the evaluator says stays in memory. Evaluators run in
+the driver's current folder and environment. Functions run in worker processes of ours, so that one that hangs
+or crashes is ended without harm to the driver.
 """
 
 from __future__ import annotations
@@ -17,18 +20,22 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from .errors import CommandNotFound, EvaluatorNotFound, SchedulerError
+from .errors import CommandNotFound, EvaluatorNotFound, SettingsError, Unresolved
 from .executions import ExecutionFolder, last_line, render
+from .guard import Guard
 from .processes import run_process
 
 WORKER = "gyre_scheduler.evaluation_worker"
-START_S = 60.0
+START_S = 120.0
 """A worker must have imported the evaluator's module by then."""
 OUTPUT_LIMIT = 1 << 20
 GRACE_S = 1.0
@@ -45,18 +52,14 @@ class Assessment:
     """The attempt that gave it, from 1; 0 when there was no time for any."""
 
 
-class Unresolved(SchedulerError):
-    """One attempt gave no score; the message says why."""
-
-
 class Scoring(Protocol):
     """One way to run an evaluator."""
 
     async def check(self) -> None:
-        """EvaluatorNotFound if the evaluator cannot be loaded."""
+        """EvaluatorNotFound if the evaluator cannot be loaded. The only place where that can happen."""
 
-    async def score(self, folder: ExecutionFolder, task: Mapping[str, Any], timeout_s: float) -> Any:
-        """The raw score; Unresolved if there is none."""
+    async def score(self, workspace: Path, task: Mapping[str, Any], timeout_s: float, deadline: float) -> Any:
+        """The raw score; Unresolved if there is none within `timeout_s`, and in any case by `deadline`."""
 
     async def close(self) -> None:
         """End every process of it."""
@@ -66,15 +69,28 @@ class Evaluator:
     """Assesses workspaces with one evaluator: `async with Evaluator("module:function") as evaluator`."""
 
     def __init__(
-        self, spec: str | Sequence[str], timeout_s: float = 20.0, attempts: int = 2, workers: int = 1
+        self,
+        spec: str | Sequence[str],
+        timeout_s: float = 20.0,
+        attempts: int = 2,
+        workers: int = 2,
+        guard: Guard | None = None,
     ):
-        """`spec`: "module:function" or a command with placeholders {python} {workspace} {task_file}.
+        """`spec`: "module:function" or a command with placeholders {python} {workspace}.
 
-        `timeout_s` bounds each of at most `attempts` attempts; at most `workers` functions run at a time.
+        `timeout_s` bounds each of at most `attempts` attempts; at most `workers` evaluations run at a time. With a
+        `guard` a command also ends when this process is killed; functions do in any case.
         """
+        if not 0 < timeout_s < math.inf or attempts < 1 or workers < 1:
+            raise SettingsError(
+                "an evaluator needs a finite timeout_s above 0, attempts and workers of 1 or more"
+            )
         self.timeout_s = timeout_s
         self.attempts = attempts
-        self._scoring: Scoring = _Function(spec, workers) if isinstance(spec, str) else _Command(tuple(spec))
+        self._slots = asyncio.Semaphore(workers)
+        self._scoring: Scoring = (
+            _Function(spec, workers) if isinstance(spec, str) else _Command(tuple(spec), guard)
+        )
 
     async def __aenter__(self) -> Evaluator:
         try:
@@ -88,14 +104,28 @@ class Evaluator:
         await self._scoring.close()
 
     async def assess(self, folder: ExecutionFolder, task: Mapping[str, Any], deadline: float) -> Assessment:
-        """Score a workspace; `deadline` is the end of the execution's whole budget on `time.monotonic()`."""
+        """Score a workspace; `deadline` is the end of the execution's whole budget on `time.monotonic()`.
+
+        Waiting for one of the `workers` counts against it.
+        """
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await self._slots.acquire()
+        except TimeoutError:
+            return Assessment("unresolved", None, "no evaluator was free within the execution's budget", 0)
+        try:
+            return await self._assess(folder.workspace, task, deadline)
+        finally:
+            self._slots.release()
+
+    async def _assess(self, workspace: Path, task: Mapping[str, Any], deadline: float) -> Assessment:
         detail = "the execution's budget left no time for an evaluation"
         for attempt in range(1, self.attempts + 1):
             left = deadline - time.monotonic()
             if left <= 0:
                 return Assessment("unresolved", None, detail, attempt - 1)
             try:
-                raw = await self._scoring.score(folder, task, min(self.timeout_s, left))
+                raw = await self._scoring.score(workspace, task, self.timeout_s, deadline)
                 return Assessment("valid", _checked(raw), None, attempt)
             except Unresolved as reason:
                 detail = str(reason)
@@ -113,43 +143,47 @@ def _checked(raw: Any) -> float:
 class _Command:
     """A command, run once for each attempt."""
 
-    def __init__(self, command: tuple[str, ...]):
+    def __init__(self, command: tuple[str, ...], guard: Guard | None):
         self._command = command
+        self._guard = guard
 
     async def check(self) -> None:
-        program, *_ = self._rendered("", "") or [""]
+        program, *_ = self._rendered("") or [""]
         if not program or shutil.which(program) is None:
             raise EvaluatorNotFound(f"evaluator command {program!r} does not exist or is not executable")
 
-    async def score(self, folder: ExecutionFolder, task: Mapping[str, Any], timeout_s: float) -> Any:
-        task_file, stdout = folder.evaluation / "task.json", folder.evaluation / "stdout.txt"
-        task_file.write_text(json.dumps(task))
+    async def score(self, workspace: Path, task: Mapping[str, Any], timeout_s: float, deadline: float) -> Any:
+        limit_s = min(timeout_s, deadline - time.monotonic())
+        out, err = BytesIO(), BytesIO()
         try:
-            end = await run_process(
-                self._rendered(str(folder.workspace), str(task_file)),
-                cwd=folder.evaluation,
-                env=os.environ,
-                stdout=stdout,
-                stderr=folder.evaluation / "stderr.txt",
-                output_limit=OUTPUT_LIMIT,
-                timeout_s=timeout_s,
-                grace_s=GRACE_S,
-            )
-        except CommandNotFound as missing:
-            raise EvaluatorNotFound(f"evaluator command {missing}") from None
+            with tempfile.TemporaryFile() as request:
+                request.write(json.dumps(task).encode())
+                request.seek(0)
+                end = await run_process(
+                    self._rendered(str(workspace)),
+                    cwd=Path.cwd(),
+                    env=os.environ,
+                    stdin=request,
+                    stdout=out,
+                    stderr=err,
+                    output_limit=OUTPUT_LIMIT,
+                    timeout_s=limit_s,
+                    grace_s=GRACE_S,
+                    guard=self._guard,
+                )
+        except (CommandNotFound, OSError) as error:
+            raise Unresolved(f"the evaluator cannot be started: {error}") from None
         if end.timed_out:
-            raise Unresolved(f"the evaluator ran longer than {timeout_s:.1f} s")
+            raise Unresolved(f"the evaluator ran longer than {limit_s:.1f} s")
         if end.code != 0:
-            said = last_line(folder.evaluation / "stderr.txt")
-            raise Unresolved(f"the evaluator ended with status {end.code}: {said[:200]}")
-        return _score_line(last_line(stdout))
+            raise Unresolved(f"the evaluator ended with status {end.code}: {last_line(err)[:200]}")
+        return _score_line(last_line(out))
 
     async def close(self) -> None:
         """Nothing outlives an attempt."""
 
-    def _rendered(self, workspace: str, task_file: str) -> list[str]:
-        values = {"python": sys.executable, "workspace": workspace, "task_file": task_file}
-        return [render(part, values) for part in self._command]
+    def _rendered(self, workspace: str) -> list[str]:
+        return [render(part, {"python": sys.executable, "workspace": workspace}) for part in self._command]
 
 
 def _score_line(line: str) -> Any:
@@ -160,33 +194,39 @@ def _score_line(line: str) -> Any:
 
 
 class _Function:
-    """A Python function in a pool of worker processes, each started when first needed."""
+    """A Python function in worker processes, all started at the beginning and again when one was ended.
+
+    The caller sees to it that no more than `workers` evaluations run at a time.
+    """
 
     def __init__(self, spec: str, workers: int):
         self._spec = spec
-        self._slots = asyncio.Semaphore(workers)
+        self._workers = workers
         self._idle: list[asyncio.subprocess.Process] = []
         self._busy: set[asyncio.subprocess.Process] = set()
 
     async def check(self) -> None:
-        worker = await self._start()
-        self._busy.discard(worker)
-        self._idle.append(worker)
+        starts = (self._start(START_S) for _ in range(self._workers))
+        for started in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(started, Unresolved):
+                raise EvaluatorNotFound(str(started))
+            if isinstance(started, BaseException):
+                raise started
+            self._rest(started)
 
-    async def score(self, folder: ExecutionFolder, task: Mapping[str, Any], timeout_s: float) -> Any:
-        async with self._slots:
-            worker = self._idle.pop() if self._idle else await self._start()
-            self._busy.add(worker)
-            try:
-                answer = await asyncio.wait_for(_ask(worker, folder, task), timeout_s)
-            except TimeoutError:
-                await self._end(worker)
-                raise Unresolved(f"the evaluator ran longer than {timeout_s:.1f} s") from None
-            except BaseException:
-                await self._end(worker)
-                raise
-            self._busy.discard(worker)
-            self._idle.append(worker)
+    async def score(self, workspace: Path, task: Mapping[str, Any], timeout_s: float, deadline: float) -> Any:
+        worker = self._idle.pop() if self._idle else await self._start(deadline - time.monotonic())
+        self._busy.add(worker)
+        limit_s = min(timeout_s, deadline - time.monotonic())
+        try:
+            answer = await asyncio.wait_for(_ask(worker, workspace, task), limit_s)
+        except TimeoutError:
+            await self._end(worker)
+            raise Unresolved(f"the evaluator ran longer than {limit_s:.1f} s") from None
+        except BaseException:
+            await self._end(worker)
+            raise
+        self._rest(worker)
         if "error" in answer:
             raise Unresolved(answer["error"])
         return answer["score"]
@@ -196,25 +236,32 @@ class _Function:
             await self._end(worker)
         self._idle.clear()
 
-    async def _start(self) -> asyncio.subprocess.Process:
-        worker = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", WORKER, self._spec),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
+    async def _start(self, timeout_s: float) -> asyncio.subprocess.Process:
+        try:
+            worker = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", WORKER, self._spec),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Unresolved(f"evaluator {self._spec!r} cannot be started: {error}") from None
         self._busy.add(worker)
         try:
-            hello = await asyncio.wait_for(_answer(worker), START_S)
+            hello = await asyncio.wait_for(_answer(worker), timeout_s)
         except (TimeoutError, Unresolved):
             await self._end(worker)
-            raise EvaluatorNotFound(f"evaluator {self._spec!r} ended or hung while it was loaded") from None
+            raise Unresolved(f"evaluator {self._spec!r} ended or hung while it was loaded") from None
         if "error" in hello:
             await self._end(worker)
-            raise EvaluatorNotFound(f"evaluator {self._spec!r} cannot be loaded: {hello['error']}")
+            raise Unresolved(f"evaluator {self._spec!r} cannot be loaded: {hello['error']}")
         return worker
+
+    def _rest(self, worker: asyncio.subprocess.Process) -> None:
+        self._busy.discard(worker)
+        self._idle.append(worker)
 
     async def _end(self, worker: asyncio.subprocess.Process) -> None:
         self._busy.discard(worker)
@@ -224,10 +271,10 @@ class _Function:
 
 
 async def _ask(
-    worker: asyncio.subprocess.Process, folder: ExecutionFolder, task: Mapping[str, Any]
+    worker: asyncio.subprocess.Process, workspace: Path, task: Mapping[str, Any]
 ) -> dict[str, Any]:
     assert worker.stdin is not None
-    request = json.dumps({"workspace": str(folder.workspace), "task": dict(task)})
+    request = json.dumps({"workspace": str(workspace), "task": dict(task)})
     try:
         worker.stdin.write(request.encode() + b"\n")
         await worker.stdin.drain()

@@ -1,15 +1,16 @@
 """One harness execution: a folder with a fresh workspace and a fresh HOME, and the harness command run in it.
 
 The harness knows a base URL, a key and a task, and nothing else of ours: its environment holds PATH, HOME,
-LANG, GYRE_BASE_URL, GYRE_API_KEY, GYRE_TASK_FILE and what the settings add. The evaluator's part of a task
-(its `expect`) is never laid out while the harness runs.
+LANG, GYRE_BASE_URL, GYRE_API_KEY, GYRE_TASK_FILE and what the settings add. Of a task it gets the id, the
+prompt, the files and what stands under `harness`; nothing else of it is ever written into the folder.
 
-    folder/  workspace/  home/  task.json  stdout.txt  stderr.txt  evaluation/
+    folder/  workspace/  home/  task.json  stdout.txt  stderr.txt
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -17,15 +18,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from .errors import CommandNotFound, HarnessNotFound, TaskError, TemplateError
+from .errors import CommandNotFound, HarnessNotFound, SettingsError, TaskError, TemplateError
 from .events import Termination
 from .guard import Guard
 from .processes import ProcessEnd, run_process
 
-EVALUATORS_PART = ("expect", "files")
-"""Keys of a task that its harness does not see: the evaluator's, and what is laid out as files anyway."""
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
@@ -45,6 +44,12 @@ class Harness:
     """Seconds between SIGTERM and SIGKILL when the time is up."""
     output_limit: int = 1 << 20
     """Bytes kept of standard output and of standard error each."""
+
+    def __post_init__(self):
+        if not 0 <= self.grace_s < math.inf or self.output_limit < 0:
+            raise SettingsError(
+                "a harness needs a grace_s of 0 or more seconds and an output_limit of 0 or more"
+            )
 
     def check(self) -> None:
         """HarnessNotFound or TemplateError now rather than at the first launch."""
@@ -96,10 +101,11 @@ class ExecutionFolder:
     def create(cls, path: Path, task: Mapping[str, Any]) -> ExecutionFolder:
         """Lay out a task: its `files` in the workspace, the harness's view of it in task.json.
 
-        TaskError for a file outside the workspace; OSError as it comes (a full disk, an existing folder).
+        TaskError for a file outside the workspace or a view that is no object; OSError as it comes (a full
+        disk, an existing folder).
         """
         folder = cls(path)
-        for made in (path, folder.workspace, folder.home, folder.evaluation):
+        for made in (path, folder.workspace, folder.home):
             made.mkdir(parents=made is path)
         for name, text in task.get("files", {}).items():
             target = folder.workspace / _inside(name)
@@ -115,10 +121,6 @@ class ExecutionFolder:
     @property
     def home(self) -> Path:
         return self.path / "home"
-
-    @property
-    def evaluation(self) -> Path:
-        return self.path / "evaluation"
 
     @property
     def task_file(self) -> Path:
@@ -160,25 +162,32 @@ async def run_harness(
         "prompt": str(task.get("prompt", "")),
     }
     try:
-        end = await run_process(
-            harness.render_command(values),
-            cwd=folder.workspace,
-            env=harness.render_env(values),
-            stdout=folder.stdout,
-            stderr=folder.stderr,
-            output_limit=harness.output_limit,
-            timeout_s=timeout_s,
-            grace_s=harness.grace_s,
-            guard=guard,
-        )
+        with folder.stdout.open("wb", buffering=0) as out, folder.stderr.open("w+b", buffering=0) as err:
+            end = await run_process(
+                harness.render_command(values),
+                cwd=folder.workspace,
+                env=harness.render_env(values),
+                stdout=out,
+                stderr=err,
+                output_limit=harness.output_limit,
+                timeout_s=timeout_s,
+                grace_s=harness.grace_s,
+                guard=guard,
+            )
+            return _harness_end(end, last_line(err), timeout_s)
     except CommandNotFound as missing:
         raise HarnessNotFound(f"harness command {missing}; set harness.command") from None
-    return _harness_end(end, folder.stderr, timeout_s)
 
 
 def harness_view(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a task that its harness may see."""
-    return {name: value for name, value in task.items() if name not in EVALUATORS_PART}
+    """What a harness may see of its task: id, prompt, and the members of its object `harness`, if it has one.
+
+    An allowlist, so that what only the evaluator should know needs no name that this package knows.
+    """
+    view = task.get("harness", {})
+    if not isinstance(view, Mapping):
+        raise TaskError(f"the task's harness part must be an object, not {str(view)[:80]!r}")
+    return {**view, **{name: task[name] for name in ("id", "prompt") if name in task}}
 
 
 def render(template: str, values: Mapping[str, str]) -> str:
@@ -193,21 +202,20 @@ def render(template: str, values: Mapping[str, str]) -> str:
     return PLACEHOLDER.sub(value, template)
 
 
-def _harness_end(end: ProcessEnd, stderr: Path, timeout_s: float) -> HarnessEnd:
+def _harness_end(end: ProcessEnd, said: str, timeout_s: float) -> HarnessEnd:
     if end.timed_out:
         return HarnessEnd("timeout", end.code, f"ended after {timeout_s:g} s", end.seconds)
     if end.code == 0:
         return HarnessEnd("completed", 0, None, end.seconds)
     how = f"exit status {end.code}" if end.code > 0 else f"signal {-end.code}"
-    return HarnessEnd("failed", end.code, ": ".join(filter(None, (how, last_line(stderr)))), end.seconds)
+    return HarnessEnd("failed", end.code, ": ".join(filter(None, (how, said))), end.seconds)
 
 
-def last_line(path: Path, limit: int = 4096) -> str:
+def last_line(file: BinaryIO, limit: int = 4096) -> str:
     """The last line of a text file that is not blank, at most `limit` bytes; empty if there is none."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - limit))
-        lines = file.read().decode(errors="replace").split("\n")
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - limit))
+    lines = file.read().decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 

@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .dispatch import group_of
 from .errors import ProtocolError
 
 TRAINABLE_MEMBERS = 2
@@ -112,12 +113,8 @@ class Ledger:
         self.untrainable_run += 1
         return self.untrainable_run
 
-    def outstanding_age(self, version: int) -> int:
-        """A_end: summed age of the outstanding groups at `version`."""
-        return sum(version - group.version for group in self.groups.values())
-
     def _member(self, execution: str, expected: str, state: str) -> int:
-        group = _group_of(execution)
+        group = group_of(execution)
         members = self.groups[group].members if group in self.groups else {}
         found = members.get(execution)
         if found != expected:
@@ -140,8 +137,3 @@ class Ledger:
         }
         lists = {name: list(state[name]) for name in ("ready", "staleness")}
         return cls(**{**state, **lists, "queue": deque(state["queue"]), "groups": groups})
-
-
-def _group_of(execution: str) -> int:
-    number = execution[1:].partition("-")[0]
-    return int(number) if execution[:1] == "g" and number.isdecimal() else -1

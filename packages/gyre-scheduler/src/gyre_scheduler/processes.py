@@ -4,7 +4,8 @@ Invariant: when `run_process` returns or raises, no process of the child's group
 made a session of its own is outside the group and not followed.
 
 The child's output goes through pipes of our own rather than asyncio's, so that a background process that
-keeps them open cannot hide the child's end.
+keeps them open cannot hide the child's end. Its input is a file rather than a pipe, so that a child that does
+not read it cannot hold anything up.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from .errors import CommandNotFound
 from .guard import Guard
@@ -43,22 +45,24 @@ async def run_process(
     *,
     cwd: Path,
     env: Mapping[str, str],
-    stdout: Path,
-    stderr: Path,
+    stdout: BinaryIO,
+    stderr: BinaryIO,
     output_limit: int,
     timeout_s: float,
     grace_s: float,
     guard: Guard | None = None,
+    stdin: BinaryIO | None = None,
 ) -> ProcessEnd:
     """Run a command to its end or to its time limit, then end its whole group.
 
-    Past `timeout_s` the group gets SIGTERM, after `grace_s` more SIGKILL. Each output file holds the first
+    Past `timeout_s` the group gets SIGTERM, after `grace_s` more SIGKILL. Each output gets the first
     `output_limit` bytes and a closing note if there were more. With a `guard` the group also ends when this process is
-    killed. CommandNotFound if it cannot be executed.
+    killed. `stdin`: a file with a descriptor, read from its position; None for no input. CommandNotFound if the command
+    cannot be executed.
     """
     begin = time.monotonic()
     async with _Output(stdout, output_limit) as out, _Output(stderr, output_limit) as err:
-        child = await _start(command, cwd, env, out.write_end, err.write_end)
+        child = await _start(command, cwd, env, stdin, out.write_end, err.write_end)
         out.child_started()
         err.child_started()
         with guard.watching(child.pid) if guard else nullcontext():
@@ -71,14 +75,19 @@ async def run_process(
 
 
 async def _start(
-    command: Sequence[str], cwd: Path, env: Mapping[str, str], stdout: int, stderr: int
+    command: Sequence[str],
+    cwd: Path,
+    env: Mapping[str, str],
+    stdin: BinaryIO | None,
+    stdout: int,
+    stderr: int,
 ) -> asyncio.subprocess.Process:
     try:
         return await asyncio.create_subprocess_exec(
             *command,
             cwd=cwd,
             env=dict(env),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.DEVNULL if stdin is None else stdin,
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
@@ -124,15 +133,14 @@ def _signal_group(group: int, number: int) -> bool:
 
 
 class _Output(asyncio.Protocol):
-    """One pipe from the child into a bounded file. `ended` is done at end-of-file."""
+    """One pipe from the child into a file, up to a limit. `ended` is done at end-of-file."""
 
-    def __init__(self, path: Path, limit: int):
-        self._path, self._room = path, limit
+    def __init__(self, file: BinaryIO, limit: int):
+        self._file, self._room = file, limit
         self._truncated = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> _Output:
-        self._file = self._path.open("wb", buffering=0)
         read_end, self.write_end = os.pipe()
         pipe = os.fdopen(read_end, "rb", buffering=0)
         self._transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, pipe)
@@ -144,7 +152,6 @@ class _Output(asyncio.Protocol):
         self._transport.close()
         if self._truncated:
             self._file.write(b"\n[output above the limit is not kept]\n")
-        self._file.close()
 
     def child_started(self) -> None:
         """The child holds the write end now; ours would keep the pipe open."""

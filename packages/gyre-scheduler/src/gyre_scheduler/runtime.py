@@ -6,15 +6,20 @@ terminated and assessed exactly once, whatever its implementation does. When `ru
 task it started has ended.
 
 Concurrency: `dispatch` and `drop` are awaited in order before anything later happens. The trainer's four
-operations run one at a time in order. Executions and transitions each run in a task of their own; the
-scheduler never asks for two transitions of one cell at a time. A transition first waits until every execution
-it moves is launched, so that its route exists.
+operations run one at a time in order. Each execution, transition and reroute runs in a task of its own, those of
+one cell one after another. What moves executions first waits until each of them is launched, so that its route
+exists, and routes it to where the scheduler last placed it.
+
+Losses: the environment posts each of them, once, and nobody else does. A loss ends whatever transition
+of the cell is under way: its RoleChanged is not posted, and if it has not begun, only its routes are moved.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
@@ -33,7 +38,7 @@ from .actions import (
     Step,
     Transition,
 )
-from .errors import LostCell, ProtocolError, RunAborted, RunStalled, SchedulerError
+from .errors import LostCell, ProtocolError, RunAborted, RunStalled, SchedulerError, SettingsError
 from .events import (
     Assessed,
     CellLost,
@@ -104,19 +109,25 @@ class Executions(Protocol):
 
 
 class Cells(Protocol):
-    """Changes roles and routes. An operation whose cell dies raises LostCell; each has its own deadline."""
+    """Changes roles and routes; each operation has its own deadline.
+
+    A cell that dies, at whatever time, is told once, as CellLost through `Runtime.post`; once more, permanent,
+    if it turns out not to come back. An operation that cannot
+    end because of it raises LostCell, before or after; that ends the operation and tells nothing. Of moves of the
+    same execution the one asked for last must win, whichever operation carries it.
+    """
 
     async def to_training(self, cell: int, moves: dict[str, Destination]) -> None:
         """Stop admitting, route `moves`, drain, release memory, join (a satellite pulls the core's weights).
 
-        Executions in `moves` that ended meanwhile are ignored.
+        Executions in `moves` that ended meanwhile are ignored. LostCell is raised only after `moves` are routed.
         """
 
     async def to_rollout(self, cell: int) -> None:
         """Restore the engine; the core's serves the published version, a satellite's waits for `publish`."""
 
     async def reroute(self, cell: int, moves: dict[str, Destination]) -> None:
-        """Route executions away from a lost cell."""
+        """Route executions away from a lost cell, which may be back already."""
 
 
 class Trainer(Protocol):
@@ -145,9 +156,15 @@ class Runtime:
         cells: Cells,
         trainer: Trainer,
         log: Log,
-        stall_s: float = 3600.0,
+        stall_s: float | None = None,
     ):
-        """`stall_s`: seconds without any event after which the run is given up; above every budget in use."""
+        """`stall_s`: seconds without any event after which RunStalled names what the run waits for.
+
+        None, no limit, leaves it to the deadlines that executions, cells and trainer have themselves: how long
+        a healthy run is silent follows from their budgets, which this class does not know.
+        """
+        if stall_s is not None and not 0 < stall_s < math.inf:
+            raise SettingsError(f"stall_s must be a finite number of seconds above 0, or None, not {stall_s}")
         self.scheduler = scheduler
         self._executions = executions
         self._cells = cells
@@ -158,12 +175,20 @@ class Runtime:
         self._lane: asyncio.Queue[tuple[str, Coroutine[Any, Any, None], Event | None]] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._opening: dict[str, asyncio.Event] = {}
+        self._destination: dict[str, Destination] = {}
+        self._cell_lock = [asyncio.Lock() for _ in scheduler.settings.cells]
+        self._losses_posted: Counter[int] = Counter()
+        self._losses_handled: Counter[int] = Counter()
         self._training = "nothing"
 
     def post(self, event: Event) -> None:
         """Hand the scheduler an event, after those already posted."""
         if isinstance(event, Launched):
             self._opening.pop(event.execution).set()
+        elif isinstance(event, Terminated):
+            self._destination.pop(event.execution, None)
+        elif isinstance(event, CellLost):
+            self._losses_posted[event.cell] += 1
         self._inbox.put_nowait(event)
 
     async def run(self) -> None:
@@ -187,6 +212,8 @@ class Runtime:
 
     async def _handle(self, event: Event) -> None:
         actions = self.scheduler.handle(event)
+        if isinstance(event, CellLost):
+            self._losses_handled[event.cell] += 1
         self._log(event, actions)
         for action in actions:
             await self._execute(action)
@@ -199,10 +226,14 @@ class Runtime:
                 await self._executions.drop(group, reason)
             case Launch(execution, cell):
                 self._opening[execution] = asyncio.Event()
+                self._destination[execution] = cell
                 self._spawn(f"execution {execution}", self._run_execution(execution, cell))
-            case Transition(cell, role, _):
-                self._spawn(f"cell {cell} to {role}", self._transition(action))
+            case Transition(cell, role, moves):
+                self._destination.update(moves)
+                losses = self._losses_handled[cell]
+                self._spawn(f"cell {cell} to {role}", self._transition(action, losses))
             case Reroute(cell, moves):
+                self._destination.update(moves)
                 self._spawn(f"routes away from cell {cell}", self._reroute(cell, moves))
             case Admit(group, step):
                 self._queue(f"admission of group {group}", self._trainer.admit(group, step))
@@ -235,26 +266,37 @@ class Runtime:
         if report.said < 3:
             raise ProtocolError(f"execution {execution} ended without being reported terminated and assessed")
 
-    async def _transition(self, action: Transition) -> None:
-        try:
-            if action.role == "training":
-                await self._opened(action.moves)
-                await self._cells.to_training(action.cell, action.moves)
-            else:
-                await self._cells.to_rollout(action.cell)
-        except LostCell as lost:
-            self.post(CellLost(lost.cell, lost.permanent))
-        else:
-            self.post(RoleChanged(action.cell, action.role))
+    async def _transition(self, action: Transition, losses: int) -> None:
+        """`losses`: how often the cell had been lost, as far as the scheduler knew when it asked for this."""
+        cell = action.cell
+        async with self._cell_lock[cell]:
+            moves = await self._current(cell, action.moves)
+            if self._losses_posted[cell] > losses:
+                if moves:
+                    await self._cells.reroute(cell, moves)
+                return
+            try:
+                if action.role == "training":
+                    await self._cells.to_training(cell, moves)
+                else:
+                    await self._cells.to_rollout(cell)
+            except LostCell:
+                return
+        if self._losses_posted[cell] == losses:
+            self.post(RoleChanged(cell, action.role))
 
     async def _reroute(self, cell: int, moves: dict[str, Destination]) -> None:
-        await self._opened(moves)
-        await self._cells.reroute(cell, moves)
+        async with self._cell_lock[cell]:
+            if current := await self._current(cell, moves):
+                await self._cells.reroute(cell, current)
 
-    async def _opened(self, executions: dict[str, Destination]) -> None:
-        for execution in executions:
+    async def _current(self, cell: int, moves: dict[str, Destination]) -> dict[str, Destination]:
+        """`moves` away from a cell, once their routes exist, as the scheduler sees them by then."""
+        for execution in moves:
             if execution in self._opening:
                 await self._opening[execution].wait()
+        places = {execution: self._destination.get(execution, cell) for execution in moves}
+        return {execution: place for execution, place in places.items() if place != cell}
 
     async def _train(self) -> None:
         while True:

@@ -9,6 +9,7 @@ nodes follow from its concurrency limit.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
@@ -24,7 +25,7 @@ from .actions import (
     Step,
     Transition,
 )
-from .errors import RunAborted
+from .errors import RunAborted, SettingsError
 from .events import (
     Assessed,
     Event,
@@ -58,6 +59,14 @@ class Costs:
     update_hours: float = 10 * SECOND
     """Gradient reduction and optimizer update of one step."""
     publish_hours: float = 10 * SECOND
+
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if not 0 <= value < math.inf:
+                raise SettingsError(f"{name} must be a finite number of 0 or more, not {value}")
+        for name in ("executions_per_node", "micro_steps_per_group"):
+            if not getattr(self, name):
+                raise SettingsError(f"{name} must be above 0")
 
 
 @dataclass

@@ -5,17 +5,15 @@ The unit everywhere is executions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 
-def rollout_capacity(limits: Sequence[int], standalone: int, training: int) -> int:
-    """Eq. 3: C(k) = c_s + sum of c_j over j >= k, the capacity left with the first k cells in training."""
-    return standalone + sum(limits[training:])
+def rollout_capacity(limits: Iterable[int], standalone: int) -> int:
+    """Eq. 3: C = c_s + sum of c_j over the cells j in rollout, whose `limits` these are.
 
-
-def thresholds(limits: Sequence[int], standalone: int) -> list[int]:
-    """C(1), ..., C(K): cell k may leave rollout once the waterlevel is at or below entry k."""
-    return [rollout_capacity(limits, standalone, k + 1) for k in range(len(limits))]
+    C(k) of the paper is the value for the cells j >= k; lost cells may leave other gaps than a prefix.
+    """
+    return standalone + sum(limits)
 
 
 def waterlevel(dispatched: int, terminated: int) -> int:

@@ -34,9 +34,11 @@ class TwoLevelLognormal:
     cap_hours: float = 4.5
 
     def __post_init__(self):
-        if self.between < 0 or self.within < 0 or not self.cap_hours > 0 or not math.isfinite(self.mean_log):
+        spreads = 0 <= self.between <= 10 and 0 <= self.within <= 10
+        if not spreads or not 0 < self.cap_hours < math.inf or not -100 <= self.mean_log <= 100:
             raise WorkloadError(
-                "a lognormal workload needs between, within >= 0, cap_hours > 0, finite mean_log"
+                "a lognormal workload needs between and within from 0 to 10, mean_log from -100 to 100, and a "
+                "finite cap_hours above 0"
             )
 
     def hours(self, seed: int, group: int, size: int) -> list[float]:
@@ -56,8 +58,8 @@ class SampledGroups:
             raise WorkloadError(
                 "a sampled workload needs at least one group, each with at least one duration"
             )
-        if min(map(min, self.groups)) <= 0:
-            raise WorkloadError("sampled durations must be above 0 hours")
+        if not all(0 < hours < math.inf for group in self.groups for hours in group):
+            raise WorkloadError("sampled durations must be finite and above 0 hours")
 
     def hours(self, seed: int, group: int, size: int) -> list[float]:
         draw = random.Random(f"{seed}/{group}")

@@ -35,10 +35,10 @@ TIGHT_SHARE = 0.4
 
 
 def make_tasks(seed: int) -> Iterator[dict[str, Any]]:
-    """Endless tasks {"id", "prompt", "files", "context_budget", "expect"}, the same for the same seed.
+    """Endless tasks {"id", "prompt", "files", "harness", "expect"}, the same for the same seed.
 
-    `prompt` holds one item a line, `files` maps paths to the text they start with, `context_budget` is in
-    tokens, `expect` maps paths to the exact text of a right result.
+    `prompt` holds one item a line, `files` maps paths to the text they start with, `harness` holds the
+    harness's own settings ("context_budget" in tokens), `expect` maps paths to the exact text of a right result.
     """
     rng = random.Random(f"gyre-quickstart-{seed}")
     number = 0
@@ -61,7 +61,8 @@ def _task(rng: random.Random) -> dict[str, Any]:
             items.append(f"{'task' if draw < READ_SHARE + TASK_SHARE else 'write'} {path}={shown}")
             expect[path] = shown
     budget = TIGHT_BUDGET if rng.random() < TIGHT_SHARE else ROOMY_BUDGET
-    return {"prompt": "\n".join(items), "files": files, "context_budget": budget, "expect": expect}
+    harness = {"context_budget": budget}
+    return {"prompt": "\n".join(items), "files": files, "harness": harness, "expect": expect}
 
 
 def evaluate(workspace: Path, task: dict[str, Any]) -> float:
