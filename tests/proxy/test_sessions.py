@@ -147,6 +147,23 @@ def test_answers_of_equal_meaning_are_told_apart_by_call_id_then_thinking_then_a
     assert found(session, USER, answered("same"), USER) is later
 
 
+def test_a_request_that_repeats_the_last_one_costs_its_new_messages():
+    session, messages = Session("e"), (USER,)
+    hashed = []
+    meaning = Session._meaning
+    for turn in range(50):
+        record(session, messages, f"answer {turn}")
+        messages = (*messages, answered(f"answer {turn}"), Message("user", f"more {turn}"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Session, "_meaning", lambda self, message: hashed.append(message) or meaning(self, message)
+        )
+        for _ in range(2):
+            record(session, messages, "next")
+            messages = (*messages, answered("next"), USER)
+    assert len(hashed) <= 12
+
+
 def test_a_failed_attempt_is_remembered_until_one_succeeds():
     session = Session("e")
     digest = session.match(Conversation((USER,), TOOLS)).digest
@@ -171,7 +188,12 @@ def test_every_continuation_of_a_recorded_call_finds_it(plan):
         node = record(session, messages, text, calls)
         echoed = ToolCall(call.id, "shell", json.dumps({"z": 1, "n": number}))
         known.append(((*messages, answered(text, *((echoed,) if with_call else ()))), node))
-    for messages, node in known:
-        match = session.match(Conversation((*messages, USER), TOOLS))
+    for messages, node in known[::-1] + known:
+        request = Conversation((*messages, USER), TOOLS)
+        match = session.match(request)
         assert match.node is node and match.known == len(messages)
+        session._walk = None  # what the last request left behind changes nothing but the time
+        anew = session.match(request)
+        assert (anew.node, anew.messages, anew.digest) == (node, match.messages, match.digest)
+        assert anew.running.digest() == match.running.digest()
         assert node.path_tokens().shape == (node.length,)

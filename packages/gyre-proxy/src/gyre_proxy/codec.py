@@ -78,10 +78,6 @@ class Codec:
             ids.pop()
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
-    def vocabulary(self) -> int:
-        """Number of ids the tokenizer knows."""
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
-
     def _encode(self, text: str, mark: str) -> list[int]:
         if mark not in text:
             return self._tokenizer.encode(text, add_special_tokens=False).ids

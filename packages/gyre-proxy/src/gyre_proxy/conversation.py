@@ -43,7 +43,6 @@ class Message:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
-    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

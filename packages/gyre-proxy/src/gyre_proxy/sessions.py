@@ -3,8 +3,8 @@
 Invariants: a request attaches to the deepest node whose whole conversation (tools, messages, answer) is a
 prefix of the request's, compared by meaning (paper 5.1): tool calls by their recorded payload, tool results
 of one turn in any order, assistant text without white space at its ends, thinking ignored. Only `commit`
-changes a session, and only after the call is durable. The cost of a match is one pass over the request; the
-memory of a node is its own tokens.
+changes what is recorded, and only after the call is durable. The cost of a match is one pass over the request,
+less where it repeats the last one; the memory of a session is its tokens and the text of that last request.
 """
 
 import hashlib
@@ -88,6 +88,22 @@ class Match:
     """The hash of the prompt, to be continued with the answer."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Walk:
+    """How the last request that found a node came there, so that the next need not go the same way again."""
+
+    tools: str | None
+    given: tuple[Message, ...]
+    """Its messages up to the node's answer, as they were sent."""
+    messages: tuple[Message, ...]
+    """The same, payloads restored."""
+    running: "hashlib._Hash"
+    """Their hash."""
+
+    def leads(self, tools: str | None, given: tuple[Message, ...]) -> bool:
+        return self.tools == tools and given[: len(self.given)] == self.given
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """The recorded calls of one execution."""
@@ -104,20 +120,27 @@ class Session:
     _payloads: dict[str, tuple[ToolCall, bytes]] = field(default_factory=dict)
     """Recorded tool calls by id, each with its meaning."""
     _failed: dict[bytes, str] = field(default_factory=dict)
+    _walk: _Walk | None = None
 
     def match(self, conversation: Conversation) -> Match:
         """The deepest recorded node that the conversation extends."""
-        messages = tuple(self._restore(m) for m in conversation.messages)
+        given = conversation.messages
         tools = tools_digest(conversation.tools) if conversation.tools else None
-        running = hashlib.blake2b((tools or "").encode(), digest_size=16)
-        nodes: list[Node] = []
-        end = 0
-        for first, last in _units(messages):
+        walk = self._walk
+        if walk is None or not walk.leads(tools, given):
+            walk = _Walk(tools, (), (), hashlib.blake2b((tools or "").encode(), digest_size=16))
+        end, way = len(walk.given), walk.running
+        messages = walk.messages + tuple(self._restore(m) for m in given[end:])
+        running = way.copy()
+        nodes = self._nodes.get(running.digest(), [])
+        for first, last in _units(messages, end):
             self._update(running, messages[first:last])
             if messages[first].role == "assistant" and (known := self._nodes.get(running.digest())):
-                nodes, end = known, last
-        node = _closest(nodes, messages[end - 1]) if nodes else None
-        return Match(node, messages, end, running.digest(), tools, running)
+                nodes, end, way = known, last, running.copy()
+        if not nodes:
+            return Match(None, messages, 0, running.digest(), tools, running)
+        self._walk = _Walk(tools, given[:end], messages[:end], way)
+        return Match(_closest(nodes, messages[end - 1]), messages, end, running.digest(), tools, running)
 
     def commit(self, match: Match, call_id: str, node: Node | None, answer: Message, failed: bool) -> None:
         """Remember a durable call; its node, when it has output, can be extended by later requests."""
@@ -171,10 +194,10 @@ def text_digest(text: str) -> str:
     return hashlib.blake2b(_bytes(text), digest_size=8).hexdigest()
 
 
-def _units(messages: Sequence[Message]) -> list[tuple[int, int]]:
-    """[start, end) of each unit of comparison: a message, or a run of tool results."""
+def _units(messages: Sequence[Message], start: int) -> list[tuple[int, int]]:
+    """[first, last) of each unit of comparison after `start`: a message, or a run of tool results."""
     out: list[tuple[int, int]] = []
-    for i, message in enumerate(messages):
+    for i, message in enumerate(messages[start:], start):
         if out and message.role == "tool" and messages[i - 1].role == "tool":
             out[-1] = (out[-1][0], i + 1)
         else:
