@@ -82,6 +82,8 @@ class Answer:
     finish: Finish
     prompt_tokens: int
     completion_tokens: int
+    stop_string: str | None = None
+    """The client's stop string that ended the answer; it is in the tokens, not in the text."""
 
 
 def merge_leading_system(messages: list[Message]) -> tuple[Message, ...]:

@@ -16,6 +16,7 @@ from gyre_proxy.errors import ProxyError
 from gyre_proxy.parsers import Segmenter
 from gyre_proxy.router import Engine
 from gyre_proxy.sessions import Match, Prompt, Session
+from gyre_proxy.stopping import StopWatch
 
 
 class Signal:
@@ -45,16 +46,22 @@ class Signal:
 class LiveText:
     """Turns growing ids into pieces that are safe to show."""
 
-    def __init__(self, codec: Codec, with_tools: bool) -> None:
-        self._detokenizer = Detokenizer(codec)
+    def __init__(self, codec: Codec, with_tools: bool, stops: Sequence[str] = ()) -> None:
+        self._watch = StopWatch(codec, stops) if stops else None
+        self._text = self._watch or Detokenizer(codec)
         self._segmenter = Segmenter(codec.opens_reasoning, with_tools)
         self._seen = 0
 
     def feed(self, ids: Sequence[int]) -> list[tuple[str, str]]:
         """Pieces that ids beyond those of the last feed make safe; `ids` is the whole output so far."""
-        text = self._detokenizer.feed(ids[self._seen :])
+        text = self._text.feed(ids[self._seen :])
         self._seen = len(ids)
         return self._segmenter.feed(text) if text else []
+
+    @property
+    def end(self) -> int | None:
+        """Tokens of the output, once a stop string ended it."""
+        return self._watch.end if self._watch else None
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +81,7 @@ class Flight:
     """Unix seconds."""
     attempt_of: str | None
     live: LiveText | None
-    """Set when somebody reads the answer as it grows."""
+    """Set when the answer is read as it grows: by a client, or for a stop string."""
     started: float = field(default_factory=time.time)
     first: float | None = None
     """When the first token was seen; None when the answer came in one piece."""
@@ -106,7 +113,7 @@ class Flight:
         return self.answer is not None or self.failure is not None
 
     def take(self, output: Output, base: int, version: int | None) -> None:
-        """Adopt what the current engine sampled after the first `base` ids.
+        """Adopt what the current engine sampled after the first `base` ids; sets `finish` at a stop string.
 
         `version` is the engine's verified one, for an engine that does not say it itself.
         """
@@ -122,7 +129,15 @@ class Flight:
         self.spans = _joined(spans)
         if self.live is not None:
             self.pieces += self.live.feed(self.ids)
+            if self.live.end is not None:
+                self._stop(self.live.end)
         self.changed.fire()
+
+    def _stop(self, end: int) -> None:
+        """The answer ends with its first `end` tokens, whatever was sampled after them."""
+        self.finish = "stop"
+        del self.ids[end:], self.logprobs[end:]
+        self.spans = [(version, start, min(last, end)) for version, start, last in self.spans if start < end]
 
     def complete(self, answer: Answer) -> None:
         """The call is durable: let out what was held back."""

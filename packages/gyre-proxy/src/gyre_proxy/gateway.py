@@ -12,12 +12,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import orjson
-from gyre_trajtree import Call, RunLogWriter, TrajtreeError
+from gyre_trajtree import RunLogWriter, TrajtreeError
 
-from gyre_proxy import parsers
 from gyre_proxy.codec import Codec
-from gyre_proxy.conversation import Answer, Message, Request, ToolCall
-from gyre_proxy.engine_client import EngineClient, EngineDown, EngineRefused
+from gyre_proxy.conversation import Answer, Message, Request
+from gyre_proxy.engine_client import EngineClient, EngineDown, EngineRefused, Output
 from gyre_proxy.errors import (
     BadRequest,
     ClientLeft,
@@ -29,11 +28,11 @@ from gyre_proxy.errors import (
     SettingsError,
 )
 from gyre_proxy.eviction import evict
-from gyre_proxy.evidence import evidence
 from gyre_proxy.executions import Executions
 from gyre_proxy.flights import Flight, LiveText, Signal
+from gyre_proxy.records import call_answer, call_node, call_record
 from gyre_proxy.router import Engine, Router
-from gyre_proxy.sessions import Match, Node, Prompt, Session, ids_json
+from gyre_proxy.sessions import Match, Prompt, Session
 from gyre_proxy.settings import Settings
 
 ABORT_GRACE_S = 5.0
@@ -121,8 +120,6 @@ class Gateway:
             raise ContextOverflow(len(prompt), self.context_length - 1)
         limit = min(room, request.max_tokens or self.settings.max_new_tokens or room)
         sampling = {**self.settings.sampling(), "max_new_tokens": limit}
-        if request.stop:
-            sampling["stop"] = list(request.stop)
         deadline = time.time() + self.settings.call_deadline_s
         return Flight(
             id=secrets.token_hex(8),
@@ -135,7 +132,9 @@ class Gateway:
             sampling=sampling,
             deadline=min(deadline, session.deadline or deadline),
             attempt_of=session.failed_attempt(match.digest),
-            live=LiveText(self.codec, bool(request.conversation.tools)) if request.stream else None,
+            live=LiveText(self.codec, bool(request.conversation.tools), request.stop)
+            if request.stream or request.stop
+            else None,
         )
 
     def _prompt(self, match: Match, request: Request) -> Prompt:
@@ -165,7 +164,7 @@ class Gateway:
                 del self._flights[key]
             self._running.discard(flight)
             flight.session.in_flight -= 1
-        answer = self._answer(flight, id_prefix)
+        answer = call_answer(flight, self.codec, self.settings.tool_parser, id_prefix)
         try:
             self._record(flight, answer, failed=failure is not None)
         except TrajtreeError as error:
@@ -208,18 +207,24 @@ class Gateway:
         flight.engine, flight.last_engine = engine, engine.url
         flight.rid = f"{flight.id}-{flight.legs}"
         flight.waiting_for = f"{engine.url} to answer /generate"
+
+        def progress(output: Output) -> None:
+            flight.take(output, base, version)
+            if flight.finish is not None:
+                raise _Stopped
+
         self.router.begin(engine)
         try:
             output = await self._client.generate(
-                engine.url,
-                self._body(flight, engine),
-                None if flight.live is None else lambda output: flight.take(output, base, version),
+                engine.url, self._body(flight, engine), None if flight.live is None else progress
             )
             flight.take(output, base, version)
             if output.finish != "abort":
                 flight.finish = output.finish
             elif not output.ids and engine.admitting:
                 ok, flight.waiting_for = False, f"{engine.url} to stop aborting calls"
+        except _Stopped:
+            pass
         except EngineDown as error:
             ok, flight.waiting_for = False, f"an engine to come back ({error})"
         except asyncio.CancelledError:
@@ -261,74 +266,13 @@ class Gateway:
         elif flight.cancelled:
             raise _Cancelled
 
-    # --- answers and records
-
-    def _answer(self, flight: Flight, id_prefix: str) -> Answer:
-        tools = bool(flight.request.conversation.tools)
-        text = self.codec.decode(flight.ids)
-        parsed = parsers.parse(text, self.settings.tool_parser, self.codec.opens_reasoning, tools)
-        calls = tuple(
-            ToolCall(f"{id_prefix}{flight.id}{i:02d}", name, arguments)
-            for i, (name, arguments) in enumerate(parsed.calls)
-        )
-        finish = "length" if flight.finish == "length" else "tool_calls" if calls else "stop"
-        return Answer(
-            id=flight.id,
-            created=int(flight.started),
-            text=parsed.text,
-            reasoning=parsed.reasoning,
-            tool_calls=calls,
-            finish=finish,
-            prompt_tokens=len(flight.prompt),
-            completion_tokens=len(flight.ids),
-        )
-
     def _record(self, flight: Flight, answer: Answer, failed: bool) -> None:
         """Write the call, then let later requests find it. Raises TrajtreeError when it is not durable."""
-        request, match, prompt = flight.request, flight.match, flight.prompt
-        sampling = {**flight.sampling, "asked": dict(request.asked)} if request.asked else flight.sampling
-        self._log.append(
-            Call(
-                id=flight.id,
-                execution=flight.session.execution,
-                parent=prompt.parent.id if prompt.parent else None,
-                input_ids=prompt.new,
-                output_ids=flight.ids,
-                logprobs=_logprob_array(flight.logprobs),
-                versions=[list(span) for span in flight.spans],
-                sampling=sampling,
-                finish=flight.finish,
-                engine=flight.last_engine,
-                time={"start": flight.started, "first": flight.first, "end": time.time()},
-                digest=match.digest.hex(),
-                hints=flight.hints,
-                evidence=evidence(
-                    request.conversation,
-                    match.tools,
-                    answer.text,
-                    answer.tool_calls,
-                    flight.hints.get("kind"),
-                ),
-                attempt_of=flight.attempt_of,
-            )
-        )
+        self._log.append(call_record(flight, answer, time.time()))
         self.calls += 1
+        node = call_node(flight, answer, self.codec.turn_end) if flight.ids else None
         message = Message("assistant", answer.text, tool_calls=answer.tool_calls)
-        node = self._node(flight, answer) if flight.ids else None
-        flight.session.commit(match, flight.id, node, message, failed)
-
-    def _node(self, flight: Flight, answer: Answer) -> Node:
-        ids = np.concatenate((flight.prompt.new, np.asarray(flight.ids, np.int32)))
-        return Node(
-            id=flight.id,
-            parent=flight.prompt.parent,
-            ids=ids,
-            json=ids_json(ids),
-            length=len(flight.prompt) + len(flight.ids),
-            ended=flight.ids[-1] == self.codec.turn_end,
-            call_ids=tuple(call.id for call in answer.tool_calls),
-            reasoning=answer.reasoning,
-        )
+        flight.session.commit(flight.match, flight.id, node, message, failed)
 
     # --- reroutes and ends
 
@@ -375,6 +319,10 @@ class Gateway:
         self._log.close()
 
 
+class _Stopped(Exception):
+    """A stop string ended the answer; leaving the exchange closes its connection, which ends it at the engine."""
+
+
 class _Cancelled(Exception):
     """The call was cancelled; `flight.cancelled` says why."""
 
@@ -384,7 +332,3 @@ def _landed(flight: Flight, task: asyncio.Task) -> None:
     if not flight.done:
         cause = "it was cancelled" if task.cancelled() else repr(task.exception())
         flight.fail(ProxyError(f"call {flight.id} ended by an internal error: {cause}"))
-
-
-def _logprob_array(values: list[float | None]) -> np.ndarray:
-    return np.array([np.nan if v is None else v for v in values], np.float32)

@@ -210,18 +210,25 @@ def answer(request: Request, done: Answer) -> dict:
         content.append(
             {"type": "tool_use", "id": call.id, "name": call.name, "input": orjson.loads(call.arguments)}
         )
-    return _message(request, done.id, content, _STOP_REASONS[done.finish], done)
+    return _message(request, done.id, content, done)
 
 
-def _message(request: Request, call_id: str, content: list, stop: str | None, done: Answer | None) -> dict:
+def _ending(done: Answer | None) -> dict:
+    if done is None:
+        return {"stop_reason": None, "stop_sequence": None}
+    if done.finish == "stop" and done.stop_string is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": done.stop_string}
+    return {"stop_reason": _STOP_REASONS[done.finish], "stop_sequence": None}
+
+
+def _message(request: Request, call_id: str, content: list, done: Answer | None) -> dict:
     return {
         "id": f"msg_{call_id}",
         "type": "message",
         "role": "assistant",
         "model": request.model,
         "content": content,
-        "stop_reason": stop,
-        "stop_sequence": None,
+        **_ending(done),
         "usage": _usage(done.prompt_tokens, done.completion_tokens) if done else None,
     }
 
@@ -246,7 +253,7 @@ class Stream:
         self._open: str | None = None
 
     def start(self) -> bytes:
-        message = _message(self._request, self._id, [], None, None)
+        message = _message(self._request, self._id, [], None)
         message["usage"] = _usage(self._prompt_tokens, 0)
         return sse("message_start", {"type": "message_start", "message": message})
 
@@ -279,7 +286,7 @@ class Stream:
             out += self._close()
         end = {
             "type": "message_delta",
-            "delta": {"stop_reason": _STOP_REASONS[done.finish], "stop_sequence": None},
+            "delta": _ending(done),
             "usage": _usage(done.prompt_tokens, done.completion_tokens),
         }
         return out + sse("message_delta", end) + sse("message_stop", {"type": "message_stop"})
