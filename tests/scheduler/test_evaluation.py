@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -244,6 +245,20 @@ def test_a_command_without_a_score_is_unresolved(folder, program, words):
     found = assess(folder, command(program), attempts=1, timeout_s=60.0)
     assert found.status == "unresolved" and found.score is None
     assert words in found.detail
+
+
+def test_a_command_is_watched_by_the_guard_while_it_runs(folder):
+    seen = []
+
+    class Watch:
+        @contextmanager
+        def watching(self, group):
+            seen.append(("watched", os.getpgid(group) == group != os.getpgid(0)))
+            yield
+            seen.append(("released", group))
+
+    assert assess(folder, command("print('{\"score\": 1}')"), guard=Watch()).score == 1.0
+    assert seen[0] == ("watched", True) and [word for word, _ in seen] == ["watched", "released"]
 
 
 def test_a_command_that_hangs_is_ended(folder):
