@@ -170,6 +170,23 @@ def test_a_cell_that_dies_on_its_way_ends_the_transition(parts):
     assert roles.switches == 0
 
 
+def test_routes_of_a_lost_engine_are_moved_without_touching_the_one_that_came_back(parts):
+    roles, pool, proxy, _, _ = parts
+
+    async def run():
+        await roles.start()
+        pool.engines[1] = "http://e1-again"
+        pool.on_lost(1, "killed")
+        await settle(roles)
+        await roles.reroute(1, {"g00000-0": 0})
+        pool.published = (3, Path("v3"))
+        await roles._routes.admit({0: "http://e0"}, 3)
+
+    asyncio.run(run())
+    assert proxy.reroutes == [("http://e1", {"g00000-0": "http://e0"})]
+    assert proxy.tables[-1]["http://e1-again"] == (True, 0) and proxy.tables[-1]["http://e1"] == (False, 0)
+
+
 def test_a_lost_core_is_permanent(parts):
     roles, pool, _, posted, _ = parts
 

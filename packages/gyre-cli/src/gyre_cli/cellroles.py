@@ -77,7 +77,7 @@ class CellRoles:
         self._changed(cell, "rollout")
 
     async def reroute(self, cell: int, moves: dict[str, int]) -> None:
-        await self._routes.leave(cell, moves)
+        await self._routes.flee(cell, moves)
 
     async def close(self) -> None:
         for task in self._reviving:
@@ -91,6 +91,7 @@ class CellRoles:
     def _lost(self, cell: int, reason: str) -> None:
         """A cell died: say so to the scheduler, once, and start a satellite again."""
         self._deaths[cell] += 1
+        self._routes.lose(cell)
         self.note(cell, "lost")
         self._record.event("cell-lost", cell=cell, reason=reason)
         self._progress.say(f"cell {cell} was lost: {reason}")
@@ -103,8 +104,8 @@ class CellRoles:
     async def _revive(self, cell: int, death: int) -> None:
         """Start a lost satellite again; one that cannot be started stays away for the rest of the run."""
         try:
-            await self._pool.revive(cell)
-            await self._routes.admit({cell: self._pool.engines[cell]}, self._pool.published[0])
+            version = await self._pool.revive(cell)
+            await self._routes.admit({cell: self._pool.engines[cell]}, version)
         except TrainerError as error:
             self._progress.say(f"cell {cell} does not come back: {error}")
             self._post(CellLost(cell, permanent=True))

@@ -32,7 +32,10 @@ class TaskSection(Section):
     source: str = "gyre_cli.quickstart.tasks:make_tasks"
     """`module:function` called with the seed, giving an endless iterator of task objects, or a JSON Lines file."""
     evaluator: str | list[str] = "gyre_cli.quickstart.tasks:evaluate"
-    """`module:function` of (workspace, task) giving a score in [0, 1], or a command whose last line is {"score": x}."""
+    """`module:function` of (workspace, task) giving a score in [0, 1], or a command that reads the task on standard
+    input and whose last line is {"score": x}."""
+    evaluation_workers: int = Field(default=2, ge=1)
+    """Evaluations that run at a time."""
     evaluation_attempts: int = Field(default=2, ge=1)
     evaluation_timeout_s: float = Field(default=20.0, gt=0)
 

@@ -108,12 +108,14 @@ async def _train(plan: Plan, progress: Progress) -> dict[str, Any]:
             ProxyProcess.start(_proxy_arguments(plan), plan.run_dir / "logs/proxy.log")
         )
         pool_start = asyncio.create_task(
-            CellPool.start(len(plan.schedule.cells), plan.cells, plan.run_dir / "logs", _noting(record))
+            CellPool.start(
+                len(plan.schedule.cells), plan.cells, plan.run_dir, plan.run_dir / "logs", _noting(record)
+            )
         )
         for start in (proxy_start, pool_start):
             stack.push_async_callback(_end_of, start)
         guard = stack.enter_context(Guard())
-        evaluator = await stack.enter_async_context(_evaluator(config))
+        evaluator = await stack.enter_async_context(_evaluator(config, guard))
         proxy, pool = await proxy_start, await pool_start
         progress.say(f"ready after {time.monotonic() - started:.0f} s; {plan.schedule.steps} steps to train")
         run = await stack.enter_async_context(_Run(plan, progress, record, proxy, pool, evaluator, guard))
@@ -132,8 +134,11 @@ async def _end_of(start: asyncio.Task) -> None:
         await (started.stop() if isinstance(started, ProxyProcess) else started.close())
 
 
-def _evaluator(config: RunConfig) -> Evaluator:
-    return Evaluator(config.task.evaluator, config.task.evaluation_timeout_s, config.task.evaluation_attempts)
+def _evaluator(config: RunConfig, guard: Guard) -> Evaluator:
+    task = config.task
+    return Evaluator(
+        task.evaluator, task.evaluation_timeout_s, task.evaluation_attempts, task.evaluation_workers, guard
+    )
 
 
 def _noting(record: RunRecord):

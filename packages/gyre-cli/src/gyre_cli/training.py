@@ -94,13 +94,11 @@ class Training:
         self._progress.step(row)
 
     async def publish(self, version: int) -> None:
-        directory = await self._pool.publish(version)
-        serving = {
-            cell: url for cell, url in self._pool.engines.items() if self._pool.roles[cell] == "rollout"
-        }
-        await self._routes.admit(serving, version)
+        directory, verified = await self._pool.publish(version)
+        engines = self._pool.engines
+        await self._routes.admit({cell: engines[cell] for cell in verified if cell in engines}, version)
         await self._checkpoint(version)
-        self._record.event("publication", version=version, path=str(directory), cells=sorted(serving))
+        self._record.event("publication", version=version, path=str(directory), cells=verified)
 
     async def _checkpoint(self, version: int) -> None:
         """Write a checkpoint of the published version and forget all but the newest two."""
