@@ -7,8 +7,8 @@ import threading
 
 import pytest
 from gyre_trainer.engine import Engine, GenerateRequest
-from gyre_trainer.errors import EngineError, ModelError
-from gyre_trainer.generation import RequestError, Sampling
+from gyre_trainer.errors import EngineError, EngineReleased, ModelError, RequestError
+from gyre_trainer.generation import Sampling
 
 WAIT_S = 30
 
@@ -246,7 +246,7 @@ def test_released_memory_comes_back_with_the_weights_of_the_last_update(run, mod
     running = run()
     running.engine.release().result(WAIT_S)
     assert running.engine.released and not running.engine.ready
-    with pytest.raises(RequestError, match="resume_memory_occupation"):
+    with pytest.raises(EngineReleased, match="resume_memory_occupation"):
         running.engine.submit(request("early"))
     with pytest.raises(RequestError, match="released"):
         running.engine.checksums().result(WAIT_S)
@@ -260,6 +260,18 @@ def test_released_memory_comes_back_with_the_weights_of_the_last_update(run, mod
     running.engine.occupy().result(WAIT_S)
     running.engine.submit(request("late"))
     assert running.finals(1)["late"].spans == [("2", 0, 5)]
+
+
+def test_a_request_that_a_release_overtakes_is_aborted_at_once(run):
+    running, gate = run(), threading.Event()
+    running.engine._send(gate.wait)
+    released = running.engine.release()
+    running.engine.submit(request("late"))
+    gate.set()
+    released.result(WAIT_S)
+    output = running.finals(1)["late"]
+    assert (output.finish["type"], output.output_ids) == ("abort", [])
+    running.engine.occupy().result(WAIT_S)
 
 
 def test_a_fault_of_the_model_is_reported_and_ends_the_thread(run, monkeypatch):

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 import torch
 from gyre_trainer import generation as generation_module
-from gyre_trainer.errors import EngineError
-from gyre_trainer.generation import Generation, RequestError, Sampling, sample
+from gyre_trainer.errors import EngineError, RequestError
+from gyre_trainer.generation import Generation, Sampling, sample
 from gyre_trainer.model_qwen3 import Qwen3
 from hypothesis import given, settings
 from hypothesis import strategies as st

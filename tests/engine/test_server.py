@@ -104,13 +104,14 @@ def spans(meta: dict) -> list[tuple[int, int]]:
     return [(span["start"], span["end"]) for span in meta["weight_versions"]]
 
 
-def test_released_memory_refuses_requests_until_resumed(client):
+@pytest.mark.parametrize("stream", [False, True])
+def test_released_memory_sends_requests_elsewhere_until_resumed(client, stream):
     released = post(client, "/release_memory_occupation")
     assert (released.status_code, released.json()) == (200, None)
     assert client.get("/ready").status_code == 503
     assert client.get("/health").status_code == 200
-    refused = post(client, "/generate", input_ids=[5])
-    assert refused.status_code == 400 and "released" in refused.json()["error"]["message"]
+    refused = post(client, "/generate", input_ids=[5], stream=stream)
+    assert refused.status_code == 503 and "released" in refused.json()["error"]["message"]
     assert post(client, "/resume_memory_occupation").status_code == 200
     assert post(client, "/generate", input_ids=[5], sampling_params={"max_new_tokens": 2}).status_code == 200
 

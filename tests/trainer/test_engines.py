@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -121,6 +122,48 @@ def test_a_released_engine_comes_back_with_the_weights_it_is_given(engine, tmp_p
     assert ask(engine)["released"]
     engine.resume(directory(tmp_path, "v1"), 1)
     assert not ask(engine)["released"] and engine.served_version() == "1"
+
+
+def test_a_released_engine_needs_no_weights_but_those_it_is_given(engine, tmp_path):
+    pid = engine.pid
+    engine.release()
+    engine.model.rmdir()
+    engine.resume(directory(tmp_path, "v1"), 1)
+    assert engine.pid == pid and engine.served_version() == "1"
+    assert ask(engine)["model"].endswith("v1")
+
+
+def test_weights_loaded_while_released_are_not_served_yet(engine, tmp_path):
+    assert engine.load(directory(tmp_path, "v1"), 1)
+    engine.release()
+    assert not engine.load(directory(tmp_path, "v2"), 2)
+    assert engine.served_version() == "1"
+
+
+def test_a_hanging_engine_is_ended_rather_than_released(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr("gyre_trainer.engines.RELEASE_WAIT_S", 0.0)
+    monkeypatch.setattr(engine, "_settings", replace(FAKE, request_timeout_s=0.2, health_interval_s=1.0))
+    pid = engine.pid
+    os.kill(pid, signal.SIGSTOP)
+    engine.release()
+    assert gone(pid) and engine.pid is None
+    engine.resume(directory(tmp_path, "v1"), 1)
+    assert engine.served_version() == "1"
+
+
+def test_every_part_of_a_long_operation_is_told(engine, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(engine, "_progress", lambda: told.append(engine.pid))
+    monkeypatch.setattr("gyre_trainer.engines.START_ATTEMPTS", 4)
+    with pytest.raises(EngineError):
+        engine.load(directory(tmp_path, "v2", "refuse-update", "refuse-start"), 2)
+    assert len(told) == 4
+
+
+def test_an_engine_that_cannot_even_be_started_is_an_error(tmp_path):
+    engine = EngineProcess(tmp_path, 0, FAKE, tmp_path / "no-folder" / "engine.log", print)
+    with pytest.raises(EngineError, match="could not be started"):
+        engine.start()
 
 
 def test_a_busy_engine_is_not_released(engine, monkeypatch):

@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 import torch
 from gyre_trainer.errors import CollectiveError
@@ -52,6 +53,32 @@ def test_every_prefix_sums_to_the_core_and_leaves_each_gradient_as_it_was(cells)
         sums = group.all(prefix, lambda cell, m, count=count: m.reduce([own[cell]], count))
         assert torch.equal(sums[0][0], torch.full((5,), total)) and sums[1:] == [None] * (count - 1)
     assert all(torch.equal(own[cell], torch.full((5,), float(10**cell))) for cell in members)
+
+
+def test_nothing_listens_beyond_the_host_given(cells):
+    group = cells(2)
+    group.join(1, [0, 1])
+    listening = [c for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert group.store.port in {connection.laddr.port for connection in listening}
+    assert {connection.laddr.ip for connection in listening} == {HOST}
+
+
+def test_progress_is_told_after_each_of_many_collectives(cells, monkeypatch):
+    monkeypatch.setattr("gyre_trainer.membership.CHUNK", 5)
+    group, told = cells(2), []
+    members = group.threads.map(
+        lambda cell: Membership(
+            group.stores[cell], 1, [0, 1], cell, HOST, 5.0, lambda: told.append(cell) if cell == 0 else None
+        ),
+        (0, 1),
+    )
+    members = dict(enumerate(members))
+    assert len(told) == 1
+    group.all(members, lambda cell, m: m.reduce([torch.ones(20), torch.ones(3)], 2))
+    assert len(told) == 1 + 5
+    weights = {cell: [torch.full((4, 3), float(cell))] for cell in members}
+    group.all(members, lambda cell, m: m.broadcast(weights[cell], 2))
+    assert len(told) == 1 + 5 + 3 and not weights[1][0].any()
 
 
 def test_large_gradients_go_in_chunks(cells, monkeypatch):

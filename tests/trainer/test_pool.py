@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,8 @@ import torch
 from gyre_trainer import checkpoint
 from gyre_trainer.actor import TrainingActor
 from gyre_trainer.cell import Cell
-from gyre_trainer.errors import CellDied, CellError, ModelError, TrainerError, VersionError
+from gyre_trainer.engines import EngineProcess
+from gyre_trainer.errors import CellDied, CellError, ModelError
 from gyre_trainer.pool import CellPool
 from gyre_trainer.rows import MicroStep, TrainingExecution, TrainingRow
 from gyre_trainer.settings import AdamSettings, CellSettings, EngineSettings, ObjectiveSettings
@@ -107,6 +109,21 @@ def gone(pid: int) -> bool:
         return True
 
 
+def keeps_to_itself(pid: int, key: bytes) -> None:
+    """It listens on loopback alone, and its environment and command line, which others can read, are free of
+    the key.
+    """
+    listening = [c for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert listening and {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
+    for name in ("environ", "cmdline"):
+        assert key.hex().encode() not in Path(f"/proc/{pid}/{name}").read_bytes()
+
+
+def outside_the_vocabulary() -> TrainingExecution:
+    row = TrainingRow("bad", np.array([1, 639, 640]), [False, False, True], [np.nan, np.nan, -1], [-1, -1, 0])
+    return TrainingExecution("bad", 1.0, (row,))
+
+
 def at_operation(pool: CellPool, cell: int, name: str, signal_number: int) -> None:
     """Send the cell a signal the moment it is asked for the operation."""
     process = pool.cells[cell]
@@ -124,17 +141,23 @@ def test_every_batch_has_the_right_gradient_whatever_happens_to_satellites(
     cell_settings, model_dir, tmp_path, make_executions, monkeypatch
 ):
     """Late joins; death in a batch, in the broadcast, in the sum (frozen: only a deadline shows it); return."""
-    monkeypatch.setattr("gyre_trainer.pool.COLLECTIVE_MARGIN_S", 1.0)
+    monkeypatch.setattr("gyre_trainer.groups.COLLECTIVE_MARGIN_S", 1.0)
     settings = replace(cell_settings, collective_timeout_s=3.0)
     batches = [make_executions(14, seed=seed) for seed in (20, 21, 22, 23)]
     lost = []
 
     async def run():
-        pool = await CellPool.start(3, settings, tmp_path)
+        pool = await CellPool.start(3, settings, tmp_path, tmp_path / "logs")
         pool.on_lost = lambda cell, reason: lost.append(cell)
         try:
             # 1: satellites join while the core is training
+            with pytest.raises(CellError, match="offloaded"):
+                await pool.cells[0].call("train", micro_step=MicroStep(0, tuple(batches[0][:1])))
             await pool.to_training(0)
+            refused = MicroStepQueue(1, BUDGET)
+            refused.admit([outside_the_vocabulary()])
+            with pytest.raises(CellError, match="640 is outside the vocabulary"):
+                await pool.train(refused)
             queue = MicroStepQueue(1, BUDGET)
             training = asyncio.create_task(pool.train(queue))
             queue.admit(batches[0][:7])
@@ -148,6 +171,9 @@ def test_every_batch_has_the_right_gradient_whatever_happens_to_satellites(
             results = [await pool.step(queue, (0, 1, 2))]
             assert results[0].cells == (0, 1, 2)
             assert len({await cell.call("checksum") for cell in pool.cells.values()}) == 1
+            for cell in pool.cells.values():
+                keeps_to_itself(cell.pid, pool._key)
+                keeps_to_itself(cell.engine_pid, pool._key)
 
             # 2: the middle cell is killed after it did work; the survivors get groups of their own
             queue = MicroStepQueue(2, BUDGET)
@@ -180,7 +206,9 @@ def test_every_batch_has_the_right_gradient_whatever_happens_to_satellites(
             assert results[3].cells == (0,) and lost == [1, 2, 1]
 
             await pool.publish(4)
-            await pool.to_rollout(0)
+            assert await pool.to_rollout(0) == 4
+            await pool.save_checkpoint(tmp_path / "checkpoint")
+            assert checkpoint.read_version(tmp_path / "checkpoint") == 4
             assert ask(pool.engines[0], "/get_model_info")["weight_version"] == "4"
             return results
         finally:
@@ -194,63 +222,10 @@ def test_every_batch_has_the_right_gradient_whatever_happens_to_satellites(
     assert {path.name for path in published.iterdir()} == {path.name for path in model_dir.iterdir()}
 
 
-def test_misuse_is_refused_and_harms_nothing(cell_settings, model_dir, tmp_path, make_executions):
-    bad_row = TrainingRow(
-        "bad", np.array([1, 639, 640]), [False, False, True], [np.nan, np.nan, -1], [-1, -1, 0]
-    )
-    bad = TrainingExecution("bad", 1.0, (bad_row,))
-
-    async def run():
-        pool = await CellPool.start(1, cell_settings, tmp_path)
-        notices = asyncio.Queue()
-        pool.cells[0]._on_notice = lambda cell, notice: notices.put_nowait((cell, notice))
-        try:
-            with pytest.raises(TrainerError, match="before the core trains"):
-                await pool.to_training(1)
-            with pytest.raises(VersionError, match="at version 0, not at 4"):
-                await pool.publish(4)
-            with pytest.raises(CellError, match="offloaded"):
-                await pool.cells[0].call("train", micro_step=MicroStep(0, tuple(make_executions(1))))
-            with pytest.raises(CellError, match="unknown operation 'engine'"):
-                await pool.cells[0].call("engine")
-
-            url = pool.engines[0]
-            os.kill(pool.cells[0].engine_pid, signal.SIGKILL)
-            cell, notice = await asyncio.wait_for(notices.get(), 30)
-            assert (cell, notice["engine"], notice["url"]) == (0, "restarted", url)
-            assert ask(url, "/get_model_info")["weight_version"] == "0"
-
-            await pool.to_training(0)
-            queue = MicroStepQueue(1, BUDGET)
-            queue.admit([bad])
-            with pytest.raises(CellError, match="640 is outside the vocabulary"):
-                await pool.train(queue)
-
-            queue = MicroStepQueue(1, BUDGET)
-            queue.admit(make_executions(3))
-            queue.close()
-            await pool.train(queue)
-            with pytest.raises(TrainerError, match="must not leave"):
-                await pool.to_rollout(0)
-            assert (await pool.step(queue)).version == 1
-            await pool.save_checkpoint(tmp_path / "checkpoint")
-            assert checkpoint.read_version(tmp_path / "checkpoint") == 1
-
-            died = asyncio.create_task(pool.train(MicroStepQueue(2, BUDGET)))
-            await asyncio.sleep(0)
-            os.kill(pool.cells[0].pid, signal.SIGKILL)
-            with pytest.raises(CellDied, match="cell 0"):
-                await asyncio.wait_for(died, 30)
-        finally:
-            await pool.close()
-
-    asyncio.run(run())
-
-
 def test_a_cell_whose_process_ends_at_once_is_named_with_its_log(cell_settings, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(CellDied, match="cell 0: ended with code 1 while starting; see .*cell0.log"):
-        asyncio.run(CellPool.start(2, cell_settings, tmp_path))
+        asyncio.run(CellPool.start(2, cell_settings, tmp_path, tmp_path / "logs"))
 
 
 def test_a_model_that_cannot_be_trained_is_refused_by_the_cell(cell_settings, tmp_path):
@@ -287,15 +262,15 @@ def test_no_process_outlives_a_killed_driver(cell_settings, tmp_path):
 
 
 def test_trainer_and_engine_agree_on_log_probs_before_and_after_a_step(model_dir, tmp_path):
-    """The embedded engine samples, the cell trains on it, and the mismatch at equal weights is rounding."""
-    settings = CellSettings(model=model_dir, adam=AdamSettings(lr=0.05, eps=1e-8), start_timeout_s=100.0)
+    """The embedded engine samples, the actor trains on it, and the mismatch at equal weights is rounding."""
+    actor = TrainingActor(model_dir, 0, ObjectiveSettings(), AdamSettings(lr=0.05, eps=1e-8))
+    engine = EngineProcess(model_dir, 0, EngineSettings(), tmp_path / "engine.log", print)
 
-    def sample(url: str, seed: int) -> TrainingExecution:
+    def sample(seed: int) -> TrainingExecution:
         prompt = [int(i) for i in np.random.default_rng(seed).integers(0, 640, 12)]
         sampling = {"temperature": 1.0, "max_new_tokens": 16, "ignore_eos": True}
-        answer = ask(
-            url, "/generate", {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
-        )
+        body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+        answer = ask(engine.url, "/generate", body)
         version = int(answer["meta_info"]["weight_version"])
         log_probs = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
         row = TrainingRow(
@@ -307,26 +282,24 @@ def test_trainer_and_engine_agree_on_log_probs_before_and_after_a_step(model_dir
         )
         return TrainingExecution(f"e{seed}", 1.0 if seed % 2 else -1.0, (row,))
 
-    async def burst(pool, version):
-        executions = [await asyncio.to_thread(sample, pool.engines[0], seed) for seed in range(4)]
-        await pool.to_training(0)
-        queue = MicroStepQueue(version + 1, 4096)
-        queue.admit(executions)
-        queue.close()
-        await pool.train(queue)
-        result = await pool.step(queue, (0,))
-        await pool.publish(version + 1)
-        await pool.to_rollout(0)
-        return result
-
-    async def run():
-        pool = await CellPool.start(1, settings, tmp_path)
-        try:
-            return [await burst(pool, version) for version in range(2)]
-        finally:
-            await pool.close()
-
-    for result in asyncio.run(run()):
-        assert result.statistics.same_version_targets == result.statistics.targets == 64
-        assert result.statistics.mismatch_max < 1e-4
-        assert result.statistics.ratio_min == pytest.approx(1.0, abs=1e-5)
+    engine.start()
+    try:
+        engine.wait_ready()
+        pid = engine.pid
+        for version in range(2):
+            executions = tuple(sample(seed) for seed in range(4))
+            engine.release()
+            statistics = actor.train(MicroStep(0, executions))
+            assert statistics.same_version_targets == statistics.targets == 64
+            assert statistics.mismatch_max < 1e-4
+            assert statistics.ratio_min == pytest.approx(1.0, abs=1e-5)
+            actor.optimizer_step(1 / 4)
+            with checkpoint.atomic_directory(tmp_path / f"v{version + 1}") as directory:
+                checkpoint.copy_model_files(model_dir, directory)
+                actor.save_weights(directory / checkpoint.WEIGHTS)
+            if version:  # weights that the released engine served before are gone
+                shutil.rmtree(tmp_path / f"v{version}")
+            engine.resume(tmp_path / f"v{version + 1}", version + 1)
+        assert engine.pid == pid and engine.served_version() == "2"
+    finally:
+        engine.close()

@@ -13,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 BUDGET = 20
 
 
-def execution(name: str, size: int) -> TrainingExecution:
+def execution(name: str, size: int, advantage: float = 1.0) -> TrainingExecution:
     """An execution of `size` tokens; of one token it has no target."""
     targets = np.zeros(size, bool)
     targets[1:] = True
     row = TrainingRow(name, np.ones(size), targets, np.where(targets, -1.0, np.nan), np.where(targets, 0, -1))
-    return TrainingExecution(name, 1.0, (row,))
+    return TrainingExecution(name, advantage, (row,))
 
 
 def measured(micro_step) -> TrainStatistics:
@@ -53,6 +53,24 @@ def test_an_execution_without_targets_counts_in_the_scale_and_gives_no_work():
     assert [e.id for e in micro_step.executions] == ["a"]
     queue.done(0, micro_step.id, measured(micro_step))
     assert queue.drained
+
+
+def test_an_execution_without_advantage_counts_but_is_not_computed():
+    queue = MicroStepQueue(1, BUDGET)
+    queue.admit([execution("a", 5), execution("even", 8, 0.0), execution("huge", 90, -0.0)])
+    queue.close()
+    assert queue.scale == pytest.approx(1 / 3) and queue.oversize == []
+    micro_step = queue.claim(0)
+    assert [e.id for e in micro_step.executions] == ["a"]
+    result = TrainStatistics(
+        targets=4, executions=1, clipped_high=1, ratio_sum=1.25, entropy_sum=2.0, micro_steps=1
+    )
+    queue.done(0, micro_step.id, result)
+    assert queue.drained
+    statistics = queue.commit()
+    assert (statistics.targets, statistics.executions, statistics.micro_steps) == (4 + 7 + 89, 3, 1)
+    assert (statistics.skipped_targets, statistics.skipped_executions) == (7 + 89, 2)
+    assert (statistics.clip_share, statistics.ratio_mean, statistics.entropy) == (1.0, 1.25, 0.5)
 
 
 def test_a_failed_cell_gives_back_what_it_did_and_held():

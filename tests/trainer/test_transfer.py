@@ -137,6 +137,33 @@ def test_withdrawing_cuts_off_a_frozen_reader():
     core.close()
 
 
+def test_a_slow_reader_is_served_as_long_as_it_reads(monkeypatch):
+    """Each piece comes well within the timeout, all of them take longer; `withdraw` waits for it too."""
+    monkeypatch.setattr("gyre_trainer.wire.PIECE", 2**16)
+    core = TcpTransfer(KEY, timeout_s=0.4)
+    core.expose(0, {"a": np.zeros(40_000_000, np.uint8)})
+    channel, _ = read_manifest(core.address)
+    withdrawing = threading.Thread(target=core.withdraw)
+    withdrawing.start()
+    for _ in range(8):
+        channel.receive_bytes(5_000_000)
+        withdrawing.join(0.1)  # a pause, and still there
+        assert withdrawing.is_alive()
+    channel.socket.sendall(b"\x06")
+    withdrawing.join(5)
+    assert not withdrawing.is_alive() and not core._readers
+    channel.socket.close()
+    core.close()
+
+
+def test_a_pull_tells_its_progress(ends):
+    core, satellite = ends
+    source, told = weights(), []
+    core.expose(3, source)
+    satellite.pull(core.address, 3, empty(source), lambda: told.append(1))
+    assert len(told) >= len(source)
+
+
 def test_damage_on_the_way_is_found(ends):
     core, satellite = ends
     source = weights()

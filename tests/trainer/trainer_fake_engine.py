@@ -1,7 +1,8 @@
 """A stand-in for the engine server: the endpoints a cell uses, no model. Started as a module by the tests.
 
 It keeps its state in memory and answers on `/server_info` what was asked of it. A model directory that holds a file
-named `refuse-update` or `refuse-start` makes it fail there.
+named `refuse-update` or `refuse-start` makes it fail there. Like the real one, it reads the directory of its weights
+when it starts, updates, or takes its memory back and was given no weights since.
 """
 
 import argparse
@@ -20,7 +21,8 @@ def main() -> None:
     parser.add_argument("--exit-with-parent", action="store_true")
     options = parser.parse_args()
     state = {"version": options.weight_version, "model": options.model, "released": False, "asked": []}
-    if Path(options.model, "refuse-start").exists():
+    state["loaded"] = Path(options.model).exists()
+    if not state["loaded"] or Path(options.model, "refuse-start").exists():
         sys.exit("this model cannot be served")
 
     class Handler(BaseHTTPRequestHandler):
@@ -36,15 +38,18 @@ def main() -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             state["asked"].append(self.path)
             if self.path == "/update_weights_from_disk":
-                if Path(body["model_path"], "refuse-update").exists():
+                path = Path(body["model_path"])
+                if not path.exists() or Path(path, "refuse-update").exists():
                     return self.reply(400, {"success": False, "message": "refused"})
-                state.update(version=body["weight_version"], model=body["model_path"])
+                state.update(version=body["weight_version"], model=body["model_path"], loaded=True)
             elif self.path == "/release_memory_occupation":
                 if Path(state["model"], "busy").exists():
                     return self.reply(400, {"error": {"message": "requests are running"}})
-                state["released"] = True
+                state.update(released=True, loaded=False)
             elif self.path == "/resume_memory_occupation":
-                state["released"] = False
+                if not state["loaded"] and not Path(state["model"]).exists():
+                    return self.reply(400, {"error": {"message": "there are no weights to load"}})
+                state.update(released=False, loaded=True)
             self.reply(200, None)
 
         def reply(self, status, body):

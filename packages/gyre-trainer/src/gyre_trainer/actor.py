@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from pathlib import Path
 
@@ -31,6 +32,9 @@ from gyre_trainer.objective import gspo_loss
 from gyre_trainer.rows import MicroStep, TrainingRow
 from gyre_trainer.settings import AdamSettings, ObjectiveSettings
 from gyre_trainer.statistics import TrainStatistics
+
+LOOPBACK = "lo"
+"""Linux's loopback interface."""
 
 
 class TrainingActor:
@@ -181,11 +185,6 @@ class TrainingActor:
         """Write the weights with Hugging Face names as one safetensors file."""
         qwen3.save_weights(self.model, self.shape, path)
 
-    def load(self, directory: Path, version: int) -> None:
-        """Take the weights of a Hugging Face directory, which are at `version`."""
-        qwen3.load_weights(self.model, self.shape, directory)
-        self.version = version
-
     def optimizer_state(self) -> dict:
         """State dict of the core's Megatron optimizer."""
         return self._optimizer.state_dict()
@@ -243,6 +242,8 @@ def _device() -> torch.device:
 def _own_world(device: torch.device) -> None:
     """The cell's own Megatron world of one rank; groups across cells are raw and live in `membership`."""
     if not dist.is_initialized():
+        # gloo listens also for a world of one, and by default wherever the host's name leads
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     if not parallel_state.model_parallel_is_initialized():

@@ -1,11 +1,12 @@
 """The process of one cell: `python -m gyre_trainer.cell` (paper section 4.1).
 
 Hosts the training actor and the rollout engine, connects to the driver, and answers its operations one at a
-time. Between answers it may send notices (`{"engine": "restarted", ...}`). It ends with its engine when the
-driver ends, also by a crash: its standard input reaches end of file.
+time. Between answers it may send notices (`{"engine": "restarted", ...}`), and within a long operation it
+tells that it goes on. Its first line of standard input is the run's key; it ends with its engine when standard
+input ends, because then the driver has ended, also by a crash.
 
 Messages: driver -> cell `(number, operation, arguments)`; cell -> driver `("hello", pid)`,
-`("answer", number, value)`, `("error", number, kind, message)` or `("notice", dict)`.
+`("answer", number, value)`, `("error", number, kind, message)`, `("notice", dict)` or `("progress",)`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,9 @@ from gyre_trainer.settings import CellSettings
 from gyre_trainer.statistics import TrainStatistics
 from gyre_trainer.wire import Channel
 
-KEY_VARIABLE = "GYRE_CELL_KEY"
 HOST = "127.0.0.1"
+PROGRESS_INTERVAL_S = 1.0
+"""Least time between two messages of progress."""
 OPERATIONS = (
     *(
         "start",
@@ -58,12 +61,18 @@ class Cell:
         self._store = None
         self._membership = None
         self._reduced: list | None = None
+        self._told = 0.0
 
     def start(self, settings: CellSettings) -> dict[str, Any]:
         """Build the actor while the engine starts. Cell 0 is the core and owns the optimizer."""
         self.settings = settings
         self.engine = EngineProcess(
-            settings.model, settings.version, settings.engine, self._engine_log, self._notice
+            settings.model,
+            settings.version,
+            settings.engine,
+            self._engine_log,
+            self._notice,
+            self._progress,
         )
         self.engine.start()
         # Imported here, beside the starting engine: torch and megatron-core take seconds.
@@ -71,13 +80,13 @@ class Cell:
 
         torch.set_num_threads(settings.threads)
         from gyre_trainer.actor import TrainingActor
-        from gyre_trainer.transfer import TcpTransfer
+        from gyre_trainer.transfer import TcpTransfer, Transfer
 
         adam = settings.adam if self.index == 0 else None
         self.actor = TrainingActor(settings.model, settings.version, settings.objective, adam)
         if settings.optimizer_state is not None and self.index == 0:
             self.actor.load_optimizer_state(torch.load(settings.optimizer_state, weights_only=True))
-        self._transfer = TcpTransfer(self._key, HOST, settings.collective_timeout_s)
+        self._transfer: Transfer = TcpTransfer(self._key, HOST, settings.collective_timeout_s)
         self.engine.wait_ready()
         self.actor.offload()
         return {"engine": self.engine.url, "engine_pid": self.engine.pid, "version": self.actor.version}
@@ -101,14 +110,15 @@ class Cell:
         if self._store is None:
             self._store = membership.join_store(*store, timeout_s)
         self._membership = membership.Membership(
-            self._store, generation, members, self.index, HOST, timeout_s
+            self._store, generation, members, self.index, HOST, timeout_s, self._progress
         )
 
     # -- roles
     def enter_training(self, version: int, source: tuple[str, int] | None) -> tuple[str, int]:
         """Release the engine's memory and get ready to train at `version`.
 
-        A satellite pulls the weights from `source`; the core (None) exposes its own and answers where.
+        A satellite pulls the weights from `source`; the core (None) exposes its own and answers where. Raises
+        EngineError when the engine stays busy; nothing was changed then.
         """
         self.engine.release()
         self.actor.onload()
@@ -117,7 +127,7 @@ class Cell:
             self._expose()
         else:
             buffers = self.actor.arrays()
-            self._transfer.pull(source, version, buffers)
+            self._transfer.pull(source, version, buffers, self._progress)
             self.actor.take(buffers, version)
         self.actor.zero_gradients()
         return self._transfer.address
@@ -131,9 +141,11 @@ class Cell:
         return self._engine_state()
 
     def load_engine(self, model: Path, version: int) -> dict[str, Any]:
-        """Serve newly published weights."""
-        self.engine.load(model, version)
-        return self._engine_state()
+        """Serve newly published weights; "serving" is false where the engine is released and will load them
+        when it comes back.
+        """
+        serving = self.engine.load(model, version)
+        return {**self._engine_state(), "serving": serving}
 
     # -- training
     def train(self, micro_step: MicroStep) -> TrainStatistics:
@@ -215,8 +227,18 @@ class Cell:
         return {"engine": self.engine.url, "engine_pid": self.engine.pid, "version": self.engine.version}
 
     def _notice(self, notice: dict[str, Any]) -> None:
+        self._send(("notice", {**notice, "engine_pid": self.engine.pid}))
+
+    def _progress(self) -> None:
+        """Tell the driver that the operation in hand goes on, so that it waits longer."""
+        now = time.monotonic()
+        if now - self._told >= PROGRESS_INTERVAL_S:
+            self._told = now
+            self._send(("progress",))
+
+    def _send(self, message: tuple) -> None:
         try:
-            self._channel.send(("notice", {**notice, "engine_pid": self.engine.pid}))
+            self._channel.send(message)
         except OSError:
             _end(self)
 
@@ -268,7 +290,7 @@ def main() -> None:
     parser.add_argument("--index", required=True, type=int)
     parser.add_argument("--engine-log", required=True, type=Path)
     options = parser.parse_args()
-    key = bytes.fromhex(os.environ.pop(KEY_VARIABLE))
+    key = bytes.fromhex(sys.stdin.buffer.readline().decode())
     host, port = options.driver.rsplit(":", 1)
     channel = Channel(socket.create_connection((host, int(port)), 30.0))
     channel.call(key)

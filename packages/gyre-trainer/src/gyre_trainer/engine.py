@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from gyre_trainer.errors import EngineError, TrainerError
-from gyre_trainer.generation import Generation, Output, RequestError, Sampling
+from gyre_trainer.errors import EngineError, EngineReleased, RequestError, TrainerError
+from gyre_trainer.generation import Generation, Output, Sampling
 from gyre_trainer.model_qwen3 import DTYPES, Qwen3
 
 DEFAULT_CONTEXT = 4096
@@ -281,16 +281,22 @@ class Engine:
         }
 
     def submit(self, request: GenerateRequest) -> None:
-        """Queue a request; its `rid` must not be in use. Raises RequestError if it cannot be served."""
+        """Queue a request; its `rid` must not be in use.
+
+        Raises RequestError if it can never be served, EngineReleased if not now. A request that a release
+        overtakes is aborted.
+        """
         if self.released:
-            raise RequestError("the engine's memory is released: call /resume_memory_occupation first")
+            raise EngineReleased("the engine's memory is released: call /resume_memory_occupation first")
         r = request
         r.check(self.generation.config.vocab, self.generation.context)
-        self._send(
-            lambda: self.generation.add(
-                r.rid, r.input_ids, r.sampling, stream=r.stream, extra_key=r.extra_key
-            )
-        )
+
+        def add() -> None:
+            self.generation.add(r.rid, r.input_ids, r.sampling, stream=r.stream, extra_key=r.extra_key)
+            if self.released:
+                self._deliver(self.generation.abort(r.rid))
+
+        self._send(add)
 
     def abort(self, rid: str | None = None) -> Future:
         """End one request, or all; each is delivered with what it has."""

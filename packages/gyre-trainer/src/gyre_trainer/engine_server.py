@@ -2,10 +2,10 @@
 
     python -m gyre_trainer.engine_server --model DIR [--host 127.0.0.1] [--port 0]
 
-prints one JSON line `{"url": ...}` when it is ready. Owns the wire: parsing, the shapes of answers and
-errors, which waiting client gets which output. Invariants: every `/generate` is answered exactly once; a
-client that goes away aborts its request; no request body can end the process. Tokens in, tokens out: there
-is no tokenizer here, so `text` and stop strings are refused (as SGLang does under --skip-tokenizer-init).
+prints one JSON line `{"url": ...}` when it is ready. Owns the wire: shapes of answers and errors, and which
+client gets which output. Invariants: every `/generate` is answered exactly once; a client that goes away aborts
+its request; no request body can end the process; 400 is for good, 503 for now. Tokens in, tokens out: there is
+no tokenizer here, so `text` and stop strings are refused (as SGLang does under --skip-tokenizer-init).
 """
 
 import argparse
@@ -24,8 +24,8 @@ import uvicorn
 import uvloop
 
 from gyre_trainer.engine import Engine, GenerateRequest, field_of
-from gyre_trainer.errors import EngineError, TrainerError
-from gyre_trainer.generation import Output, RequestError
+from gyre_trainer.errors import EngineError, EngineReleased, RequestError, TrainerError
+from gyre_trainer.generation import Output
 from gyre_trainer.model_qwen3 import DTYPES
 
 # longer than any client's pool keeps a connection, so that none is closed under a request
@@ -115,7 +115,8 @@ class EngineApp:
                 return await self._generate(body, receive, send)
             await _answer(send, *await handler(body))
         except TrainerError as error:
-            await _answer(send, 400, {"error": {"message": str(error)}})
+            status = 503 if isinstance(error, EngineReleased) else 400
+            await _answer(send, status, {"error": {"message": str(error)}})
 
     async def _generate(self, body: dict, receive, send) -> None:
         try:

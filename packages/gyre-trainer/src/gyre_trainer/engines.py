@@ -4,7 +4,8 @@ Owns the process: start, readiness, health, restart on the SAME port, weights, e
 - the engine runs in its own process group, which is killed whole, and ends by itself when this process dies
   (its standard input reaches end of file);
 - after `load`, `resume` or a restart returns, the engine reports exactly the promised weight version;
-- while released (the cell trains) a dead engine stays down; `resume` starts it again.
+- while released (the cell trains) a dead engine stays down; `resume` starts it again;
+- no model directory is read but the newest one given: older ones may be gone.
 No torch here.
 """
 
@@ -30,7 +31,8 @@ from gyre_trainer.settings import EngineSettings
 
 HOST = "127.0.0.1"
 START_ATTEMPTS = 3
-RELEASE_WAIT_S = 10.0
+RELEASE_WAIT_S = 60.0
+"""Longest wait for an engine to become idle. Its calls have been moved away before, so this is generous."""
 MISSED_CHECKS = 5
 """Health checks missed in a row until an engine that still runs counts as dead."""
 
@@ -40,15 +42,25 @@ Notice = Callable[[dict[str, Any]], None]
 class EngineProcess:
     """One engine and its supervisor thread. Methods block and may be called from any thread.
 
-    `notice` is called with {"engine": "restarted" | "lost", "url", "version", "reason"} from the supervisor.
+    `notice` is called with {"engine": "restarted" | "lost", "url", "version", "reason"}, and `progress` between
+    the parts of long operations. Each part takes at most `start_timeout_s` or `request_timeout_s`.
     """
 
-    def __init__(self, model: Path, version: int, settings: EngineSettings, log: Path, notice: Notice):
+    def __init__(
+        self,
+        model: Path,
+        version: int,
+        settings: EngineSettings,
+        log: Path,
+        notice: Notice,
+        progress: Callable[[], None] = lambda: None,
+    ):
         self.model, self.version = Path(model), version
         self.url: str | None = None
         self._settings = settings
         self._log = log
         self._notice = notice
+        self._progress = progress
         self._process: subprocess.Popen | None = None
         self._lock = threading.RLock()
         self._released = False
@@ -63,7 +75,7 @@ class EngineProcess:
 
     # -- life
     def start(self) -> None:
-        """Start the process without waiting; `wait_ready` follows."""
+        """Start the process without waiting; `wait_ready` follows. Raises EngineError."""
         with self._lock:
             self._spawn()
 
@@ -80,52 +92,47 @@ class EngineProcess:
             self._end()
 
     # -- weights and memory
-    def load(self, model: Path, version: int) -> None:
-        """Serve `model` as `version`; requests in flight go on under it. Raises EngineError."""
+    def load(self, model: Path, version: int) -> bool:
+        """Serve `model` as `version`; requests in flight go on under it.
+
+        False when the engine is released: `resume` will bring it to weights. Raises EngineError.
+        """
         with self._lock:
             self.model, self.version = Path(model), version
-            if self._released:
-                return
-            try:
-                self._update()
-            except EngineError as error:
-                if self._closed.is_set():
-                    raise
-                self._restart(str(error))
+            if not self._released:
+                self._serve(occupy=False)
+            return not self._released
 
     def release(self) -> None:
-        """Give up the engine's memory; it must be idle, or become so within seconds. Raises EngineError."""
+        """Give up the engine's memory; it must be idle, or become so within RELEASE_WAIT_S.
+
+        Raises EngineError when it stays busy. One that does not answer at all is ended: it holds nothing then.
+        """
         with self._lock:
             if self._released:
                 return
-            if self._process is None or self._process.poll() is not None:  # nothing is held
-                self._end()
-                self._released = True
-                return
             deadline = time.monotonic() + RELEASE_WAIT_S
-            while True:
+            while self._process is not None and self._process.poll() is None:
                 try:
                     self._request("POST", "/release_memory_occupation", {})
-                    break
+                    self._released = True
+                    return
                 except EngineError:
                     if time.monotonic() > deadline:
-                        raise
+                        if self._answers():
+                            raise
+                        break
+                    self._progress()
                     self._closed.wait(0.05)
+            self._end()
             self._released = True
 
     def resume(self, model: Path, version: int) -> None:
         """Take the memory back and serve `model` as `version`. Raises EngineError."""
         with self._lock:
             self.model, self.version = Path(model), version
-            was_released, self._released = self._released, False
-            try:
-                if was_released and self._process is not None:
-                    self._request("POST", "/resume_memory_occupation", {})
-                self._update()
-            except EngineError as error:
-                if self._closed.is_set():
-                    raise
-                self._restart(str(error))
+            occupy, self._released = self._released and self._process is not None, False
+            self._serve(occupy)
 
     def served_version(self) -> str:
         """The weight version the engine reports."""
@@ -143,15 +150,18 @@ class EngineProcess:
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": str(settings.threads)}
         self._lines = queue.SimpleQueue()
-        with open(self._log, "ab") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
+        try:
+            with open(self._log, "ab") as log:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise EngineError(f"the engine could not be started: {error}") from None
         self._process = process
         threading.Thread(target=_read_lines, args=(process, self._lines), daemon=True).start()
 
@@ -167,16 +177,31 @@ class EngineProcess:
             if not line:
                 code = self._process.wait()
                 raise EngineError(f"the engine ended with code {code} before it was ready; see {self._log}")
-            if line.startswith("{"):
-                self.url = json.loads(line)["url"]
+            if "url" in (ready := _json_object(line)):
+                self.url = ready["url"]
                 break
         self._verify()
 
-    def _update(self) -> None:
-        """Paused by retraction: the recipe under which SGLang too changes weights without losing requests."""
+    def _serve(self, occupy: bool) -> None:
+        """Update the engine to the current model, or else restart it. Raises EngineError."""
+        try:
+            self._update(occupy)
+        except EngineError as error:
+            if self._closed.is_set():
+                raise
+            self._restart(str(error))
+
+    def _update(self, occupy: bool) -> None:
+        """Paused by retraction: the recipe under which SGLang too changes weights without losing requests.
+
+        A released engine gets its weights before its memory, so that it does not load its former ones again.
+        """
         self._request("POST", "/pause_generation", {"mode": "retract"})
         body = {"model_path": str(self.model), "weight_version": str(self.version), "flush_cache": True}
         self._request("POST", "/update_weights_from_disk", {**body, "abort_all_requests": False})
+        self._progress()
+        if occupy:
+            self._request("POST", "/resume_memory_occupation", {})
         self._request("POST", "/continue_generation", {})
         self._verify()
 
@@ -188,6 +213,7 @@ class EngineProcess:
     def _restart(self, reason: str) -> None:
         """Replace the process on the same port, serving the current model. Raises EngineError."""
         for attempt in range(START_ATTEMPTS):
+            self._progress()
             self._end()
             try:
                 self._spawn()
@@ -266,7 +292,7 @@ class EngineProcess:
         return _json_object(text)
 
 
-def _json_object(text: bytes) -> dict[str, Any]:
+def _json_object(text: bytes | str) -> dict[str, Any]:
     try:
         answer = json.loads(text) if text else {}
     except ValueError:

@@ -8,7 +8,10 @@ TrainerError
 ├── VersionError          weights are not at the version they were promised to be
 ├── CollectiveError       a collective over a prefix of cells failed or passed its deadline
 ├── TransferError         weights could not be pulled; the destination is dirty
+├── PeerRefused           the other end of a connection does not know the run's key
 ├── EngineError           the rollout engine refused, died, or did not get ready in time
+│   ├── RequestError      a request that the engine will never take; nothing was changed
+│   └── EngineReleased    the engine's memory is released: the request may go elsewhere, or come later
 └── CellError             an operation of a cell failed; the cell lives on
     └── CellDied          the cell's process ended or stopped answering
 """
@@ -46,8 +49,20 @@ class TransferError(TrainerError):
     """Weights could not be pulled. The destination is dirty until a later pull succeeds."""
 
 
+class PeerRefused(TrainerError):
+    """The peer does not know the run's key, or ended the connection during the handshake."""
+
+
 class EngineError(TrainerError):
     """The rollout engine refused, died, or did not get ready in time."""
+
+
+class RequestError(EngineError):
+    """A request that cannot be served, now or later; nothing was changed."""
+
+
+class EngineReleased(EngineError):
+    """The engine's memory is released. The request may go elsewhere, or come again later."""
 
 
 class CellError(TrainerError):

@@ -19,16 +19,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from gyre_trainer.errors import EngineError
+from gyre_trainer.errors import RequestError
 from gyre_trainer.model_qwen3 import Batch, KVCache, Qwen3, Segment
 
 GREEDY_BELOW = 1e-6
 PROMPT_PIECE = 1024  # tokens of one prompt in one step: bounds the memory of a step and the wait for an abort
 STEP_TOKENS = 4096  # prompt tokens of all sequences in one step
-
-
-class RequestError(EngineError):
-    """A request that cannot be served; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)

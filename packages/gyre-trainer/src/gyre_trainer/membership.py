@@ -9,6 +9,7 @@ else. A new generation of groups is built under a new store prefix when members 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -31,8 +32,19 @@ CHUNK = 16 * 2**20
 
 
 def host_store(host: str, timeout_s: float) -> TCPStore:
-    """The core's store; its `port` is what the others connect to."""
-    return TCPStore(host, 0, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+    """The core's store, reachable at `host` alone; its `port` is what the others connect to."""
+    # Left to itself the store listens on every interface. It takes this socket over, and closes it.
+    listener = socket.create_server((host, 0))
+    port = listener.getsockname()[1]
+    timeout = timedelta(seconds=timeout_s)
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def join_store(host: str, port: int, timeout_s: float) -> TCPStore:
@@ -43,12 +55,24 @@ class Membership:
     """One member's prefix groups of one generation. `members` are cell indices in order, the core first."""
 
     def __init__(
-        self, store: Store, generation: int, members: Sequence[int], cell: int, host: str, timeout_s: float
+        self,
+        store: Store,
+        generation: int,
+        members: Sequence[int],
+        cell: int,
+        host: str,
+        timeout_s: float,
+        progress: Callable[[], None] = lambda: None,
     ):
-        """Build the groups; all members do so at the same time. Raises CollectiveError past the deadline."""
+        """Build the groups; all members do so at the same time. Raises CollectiveError past the deadline.
+
+        `timeout_s` bounds each single collective; `progress` is called after each, because an operation here
+        has as many as its tensors have chunks.
+        """
         self.members = tuple(members)
         self.generation = generation
         self._timeout = timedelta(seconds=timeout_s)
+        self._progress = progress
         self._position = self.members.index(cell)
         self._groups: dict[int, ProcessGroupGloo] = {}
         for count in range(max(2, self._position + 1), len(self.members) + 1):
@@ -85,17 +109,22 @@ class Membership:
         options.rootRank, options.rootTensor, options.timeout = 0, 0, self._timeout
         what = f"broadcasting weights to cells {self.members[:count]}"
         for tensor in tensors:
-            moved = tensor.cpu().contiguous()
-            self._run(what, lambda moved=moved: self._groups[count].broadcast([moved], options).wait())
-            if self._position and moved.data_ptr() != tensor.data_ptr():
-                tensor.copy_(moved)
+            flat = tensor.view(-1)
+            for start in range(0, len(flat), CHUNK):
+                chunk = flat[start : start + CHUNK]
+                moved = chunk.cpu()
+                self._run(what, lambda moved=moved: self._groups[count].broadcast([moved], options).wait())
+                if self._position and moved.data_ptr() != chunk.data_ptr():
+                    chunk.copy_(moved)
 
     def close(self) -> None:
         self._groups.clear()
 
     def _run(self, what: str, collective: Callable[[], Any]) -> Any:
         try:
-            return collective()
+            result = collective()
         except RuntimeError as error:  # gloo and the store know no other type
             reason = str(error).splitlines()[0]
             raise CollectiveError(f"{what} failed (generation {self.generation}): {reason}") from None
+        self._progress()
+        return result

@@ -5,8 +5,10 @@ Cells are ordered, 0 is the core. Invariants:
 - the optimizer step is taken once, after the stream is drained and a reduction over all cells that did its
   micro-steps succeeded; only then are they committed;
 - a satellite joins outside a step, at exactly the core's version;
-- `published` names weights that every engine in rollout has been verified to serve.
-A lost core ends the run: everything raises CellDied for cell 0.
+- `published` names the newest weights written for engines; a published directory is kept while an engine may
+  read it, and `engines` lists no cell whose engine has not been verified at what it was told to serve.
+What ends the run ends it everywhere: after the core was lost, everything raises CellDied for cell 0; after a
+callback raised, everything raises what it raised.
 """
 
 from __future__ import annotations
@@ -22,17 +24,17 @@ from typing import Any, Literal
 
 from gyre_trainer.cells import CellProcess, OnNotice
 from gyre_trainer.errors import CellDied, CellError, TrainerError, VersionError
+from gyre_trainer.groups import PrefixGroups
 from gyre_trainer.rows import MicroStep
 from gyre_trainer.settings import CellSettings
 from gyre_trainer.statistics import TrainStatistics
 from gyre_trainer.stream import MicroStepQueue
 
 CORE = 0
-COLLECTIVE_ATTEMPTS = 3
-"""Attempts of a collective that fails though no cell died; each death allows one more."""
-COLLECTIVE_MARGIN_S = 5.0
-"""Seconds a cell may answer later than its collective's own deadline."""
+ENGINE_MARGIN_S = 10.0
+"""Seconds that a cell may show no progress beyond what its engine is given to start or to answer."""
 KEPT_PUBLICATIONS = 2
+"""Published directories kept besides those that engines were given."""
 
 Role = Literal["rollout", "training"]
 
@@ -58,7 +60,7 @@ class StepResult:
 class CellPool:
     """Create with `CellPool.start`. Methods may be called concurrently; each waits where it must."""
 
-    def __init__(self, settings: CellSettings, run_dir: Path, on_notice: OnNotice):
+    def __init__(self, settings: CellSettings, run_dir: Path, log_dir: Path, on_notice: OnNotice):
         self.settings = settings
         self.cells: dict[int, CellProcess] = {}
         """Live cells by index."""
@@ -68,18 +70,20 @@ class CellPool:
         self.published: tuple[int, Path] = (settings.version, settings.model)
         self.on_lost: Callable[[int, str], None] = lambda index, reason: None
         """Called once for each cell that died, with the reason."""
-        self._run_dir = Path(run_dir)
+        self._weights_dir = Path(run_dir) / "weights"
+        self._log_dir = Path(log_dir)
         self._on_notice = on_notice
         self._key = secrets.token_bytes(32)
-        self._store: tuple[str, int] | None = None
-        self._generation = 0
-        self._members: tuple[int, ...] = ()
+        self._groups = PrefixGroups(self.cells, self._order, self._core, settings.collective_timeout_s)
+        self._models: dict[int, Path] = {}
+        """The directory that each cell's engine was last given."""
         self._source: tuple[str, int] | None = None
         self._window = asyncio.Lock()
         self._wake = asyncio.Event()
         self._queue: MicroStepQueue | None = None
-        self._core_death = "it did not start"
-        self._endings: set[asyncio.Task[None]] = set()
+        self._revivals: dict[int, asyncio.Task[int]] = {}
+        self._failure: BaseException | None = None
+        """What ended the run: the core's death, or what a callback raised."""
 
     @classmethod
     async def start(
@@ -87,17 +91,21 @@ class CellPool:
         count: int,
         settings: CellSettings,
         run_dir: Path,
+        log_dir: Path,
         on_notice: OnNotice = lambda index, notice: None,
     ) -> CellPool:
-        """Start `count` cells at once, all in rollout, and prebuild their groups. Raises CellError."""
-        pool = cls(settings, run_dir, on_notice)
-        starts = [pool._start(index, settings) for index in range(count)]
+        """Start `count` cells at once, all in rollout, and prebuild their groups. Raises CellError.
+
+        Weights go to `run_dir`/weights, the output of cells and engines to `log_dir`. What `on_notice` or
+        `on_lost` raises stops nothing at that moment: the operation in hand, or the next, raises it.
+        """
+        pool = cls(settings, run_dir, log_dir, on_notice)
         try:
+            starts = [pool._add(index) for index in range(count)]
             for outcome in await asyncio.gather(*starts, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
-            pool._store = await pool._core().call("host_store")
-            await pool._join()
+            await pool._groups.start()
         except BaseException:
             await pool.close()
             raise
@@ -105,6 +113,9 @@ class CellPool:
 
     async def close(self) -> None:
         """End all cells and engines; never raises."""
+        for revival in self._revivals.values():
+            revival.cancel()
+        await asyncio.gather(*self._revivals.values(), return_exceptions=True)
         await asyncio.gather(*(cell.stop() for cell in self.cells.values()))
 
     # -- roles
@@ -121,11 +132,14 @@ class CellPool:
     async def to_training(self, cell: int) -> None:
         """Release the cell's engine, which must be idle, and let the cell train at the core's version.
 
-        A satellite pulls the core's weights without interrupting the core. Raises CellError when the engine
-        stays busy (the cell stays in rollout), CellDied when the cell is lost, also when it cannot get the
-        weights.
+        A satellite pulls the core's weights without interrupting the core. Raises CellDied when the cell is
+        lost, also when it cannot get the weights. An engine that is still busy after a minute raises CellError
+        of kind "EngineError": somebody else sends it requests. The cell stays in rollout and nothing is
+        lost, but there is no way on for a caller who has moved the engine's requests away: the run has
+        failed.
         """
         async with self._window:  # not between a step's reduction and its broadcast
+            self._core()
             if self.roles.get(cell) == "training":
                 raise TrainerError(f"cell {cell} is in training already")
             if cell != CORE and self._source is None:
@@ -137,8 +151,8 @@ class CellPool:
             self.roles[cell] = "training"
             self._wake.set()
 
-    async def to_rollout(self, cell: int) -> None:
-        """Restore the cell's engine at the published version, verified. Raises CellDied."""
+    async def to_rollout(self, cell: int) -> int:
+        """Restore the cell's engine at the published version; returns the one it serves. Raises CellDied."""
         if self._queue is not None and cell in self._queue.workers():
             raise TrainerError(f"cell {cell} holds gradients of step {self._queue.step} and must not leave")
         if cell == CORE:
@@ -147,16 +161,24 @@ class CellPool:
             self.roles[cell] = "rollout"
         version, model = self.published
         await self._essential(cell, "leave_training", model=model, version=version)
+        if cell in self.cells:
+            self._models[cell] = model
+        return version
 
-    async def revive(self, cell: int) -> None:
-        """Start a lost satellite again, in rollout at the published version; groups follow when needed."""
-        if cell == CORE or cell in self.cells:
+    async def revive(self, cell: int) -> int:
+        """Start a lost satellite again, in rollout; groups follow when needed.
+
+        The cell is listed once its engine serves the newest publication, whose version is returned. Raises
+        CellError when it cannot be started.
+        """
+        self._core()
+        if cell == CORE or cell in self.cells or cell in self._revivals:
             raise TrainerError(f"cell {cell} is no lost satellite")
-        version, model = self.published
-        await self._start(cell, replace(self.settings, model=model, version=version, optimizer_state=None))
-        if self.published[0] != version:  # a publication came while the cell started
-            version, model = self.published
-            await self._essential(cell, "load_engine", model=model, version=version)
+        self._revivals[cell] = asyncio.create_task(self._revive(cell))
+        try:
+            return await self._revivals[cell]
+        finally:
+            del self._revivals[cell]
 
     # -- training
     async def train(self, queue: MicroStepQueue) -> None:
@@ -213,42 +235,68 @@ class CellPool:
             )
 
     # -- publication
-    async def publish(self, version: int) -> Path:
+    async def publish(self, version: int) -> tuple[Path, list[int]]:
         """Write the core's weights as `weights/v<version>` and load them into every engine in rollout.
 
-        A satellite whose engine cannot serve them is lost. Returns the Hugging Face directory.
+        Returns the Hugging Face directory and the cells whose engines were verified to serve it. A satellite
+        whose engine cannot is lost.
         """
-        self._expect(version)
-        directory = self._run_dir / "weights" / f"v{version}"
+        if version != self.version:
+            raise VersionError(f"the core is at version {self.version}, not at {version}")
+        directory = self._weights_dir / f"v{version}"
         await self._core().call("save_weights", directory=directory, version=version)
         self.published = (version, directory)
-        serving = [index for index in self.cells if self.roles[index] == "rollout"]
-        loads = [self._essential(i, "load_engine", model=directory, version=version) for i in serving]
-        for outcome in await asyncio.gather(*loads, return_exceptions=True):
-            if isinstance(outcome, BaseException) and not isinstance(outcome, CellDied):
-                raise outcome
+        rollout = [index for index in self.cells if self.roles[index] == "rollout"]
+        loads = [self._essential(index, "load_engine", model=directory, version=version) for index in rollout]
+        verified = []
+        for index, state in zip(rollout, await asyncio.gather(*loads, return_exceptions=True), strict=True):
+            if isinstance(state, CellDied):
+                continue
+            if isinstance(state, BaseException):
+                raise state
+            if index in self.cells:
+                self._models[index] = directory
+                verified += [index] if state["serving"] else []
         self._core()
         self._forget_publications(version)
-        return directory
+        return directory, verified
 
     async def save_checkpoint(self, directory: Path) -> None:
         """Write weights, optimizer state and version to `directory`, atomically."""
         await self._core().call("save_checkpoint", directory=directory, version=self.version)
 
     # -- inside
-    async def _start(self, index: int, settings: CellSettings) -> None:
-        self.cells[index] = await CellProcess.start(
-            index, settings, self._run_dir, self._key, self._take_notice, self._account_lost
+    async def _start(self, index: int, settings: CellSettings) -> CellProcess:
+        return await CellProcess.start(
+            index, settings, self._log_dir, self._key, self._take_notice, self._account_lost
         )
-        self.roles[index] = "rollout"
 
-    def _take_notice(self, cell: int, notice: dict[str, Any]) -> None:
-        """Pass a cell's notice on; without its engine a cell is of no use and is ended."""
-        self._on_notice(cell, notice)
-        if notice.get("engine") == "lost" and cell in self.cells:
-            ending = asyncio.create_task(self.cells[cell].kill(f"its engine was lost: {notice['reason']}"))
-            self._endings.add(ending)
-            ending.add_done_callback(self._endings.discard)
+    async def _add(self, index: int) -> None:
+        self._enlist(await self._start(index, self.settings), self.settings.model)
+
+    def _enlist(self, process: CellProcess, model: Path) -> None:
+        self.cells[process.index] = process
+        self.roles[process.index] = "rollout"
+        self._models[process.index] = model
+
+    async def _revive(self, cell: int) -> int:
+        version, model = self.published
+        self._models[cell] = model
+        process = None
+        try:
+            process = await self._start(
+                cell, replace(self.settings, model=model, version=version, optimizer_state=None)
+            )
+            while self.published[0] != version:  # a publication came meanwhile
+                version, model = self.published
+                await process.call("load_engine", timeout_s=self._engine_wait, model=model, version=version)
+        except BaseException:
+            del self._models[cell]
+            if process is not None:
+                await process.kill("its revival was given up")
+            raise
+        self._enlist(process, model)
+        return version
 
     async def _work(self, cell: int, micro_step: MicroStep, queue: MicroStepQueue) -> None:
         """Train one claimed micro-step; when the cell is lost meanwhile it is queued again."""
@@ -262,86 +310,44 @@ class CellPool:
 
     async def _reduce(self, queue: MicroStepQueue, wanted: set[int]) -> tuple[int, ...]:
         """Sum the gradients of a prefix that holds all of the queue's work; returns that prefix."""
-        for attempt in range(COLLECTIVE_ATTEMPTS + len(self.cells)):
+        for attempt in self._groups.attempts():
             if not queue.drained:
                 await self.train(queue)
-            prefix = self._prefix((wanted | queue.workers()) & set(self.training))
-            if len(prefix) == 1 or await self._collective("reduce", prefix, attempt):
+            prefix = self._groups.prefix((wanted | queue.workers()) & set(self.training))
+            if len(prefix) == 1 or await self._groups.run("reduce", prefix, attempt):
                 return prefix
         raise AssertionError("the last attempt raises")
 
     async def _broadcast(self) -> None:
         """Give the satellites in training the core's new weights."""
-        for attempt in range(COLLECTIVE_ATTEMPTS + len(self.cells)):
-            prefix = self._prefix(self.training)
-            if len(prefix) == 1 or await self._collective("broadcast", prefix, attempt, version=self.version):
+        for attempt in self._groups.attempts():
+            prefix = self._groups.prefix(self.training)
+            if len(prefix) == 1 or await self._groups.run("broadcast", prefix, attempt, version=self.version):
                 return
-
-    async def _collective(
-        self, operation: str, prefix: tuple[int, ...], attempt: int, **arguments: Any
-    ) -> bool:
-        """Run a collective on all cells of a prefix, building groups first where needed.
-
-        False when it failed and may be tried again with the cells that live now. Raises what a further
-        attempt cannot mend, and the failure of the last attempt.
-        """
-        cells = {index: self.cells[index] for index in prefix}
-        failure: BaseException | None = None
-        if self._members[: len(prefix)] != prefix:
-            failure = await self._join()
-        if failure is None:
-            failure = await self._all(cells, operation, count=len(prefix), **arguments)
-        if failure is None:
-            return True
-        self._members = ()  # a group that failed once stays broken
-        alive = all(self.cells.get(index) is cell for index, cell in cells.items())
-        if alive and attempt >= COLLECTIVE_ATTEMPTS - 1:
-            raise failure
-        return False
-
-    async def _join(self) -> CellError | None:
-        """Build the prefix groups of all live cells under a new generation; the failure, or None."""
-        self._generation += 1
-        members = tuple(self._order())
-        cells = {index: self.cells[index] for index in members}
-        failure = await self._all(
-            cells, "join", generation=self._generation, members=members, store=self._store
-        )
-        self._members = () if failure else members
-        return failure
-
-    async def _all(self, cells: dict[int, CellProcess], operation: str, **arguments: Any) -> CellError | None:
-        """Run an operation on all `cells` at once. The first failure that a retry may mend, or None."""
-        wait = self.settings.collective_timeout_s + COLLECTIVE_MARGIN_S
-        calls = [cell.call(operation, timeout_s=wait, **arguments) for cell in cells.values()]
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        self._core()
-        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        for failure in failures:
-            if not isinstance(failure, CellError) or failure.kind not in ("CellDied", "CollectiveError"):
-                raise failure
-        return failures[0] if failures else None
 
     def _order(self) -> list[int]:
         """Cells in the order of groups, those in training first; without losses the order of cells."""
         return sorted(self.cells, key=lambda index: (index != CORE, self.roles[index] != "training", index))
 
-    def _prefix(self, needed: Iterable[int]) -> tuple[int, ...]:
-        """The shortest prefix of the order that holds the core and all of `needed` that live."""
-        order = self._order()
-        last = max((order.index(index) for index in needed if index in self.cells), default=0)
-        return tuple(order[: last + 1])
+    @property
+    def _engine_wait(self) -> float:
+        """Seconds without progress after which a cell whose engine is changing counts as dead."""
+        engine = self.settings.engine
+        longest = max(engine.start_timeout_s, engine.request_timeout_s) + ENGINE_MARGIN_S
+        return max(self.settings.operation_timeout_s, longest)
 
     async def _essential(self, cell: int, operation: str, **arguments: Any) -> Any:
-        """Without this operation the cell is of no use: it is killed when it fails. Raises CellDied.
+        """Change what the cell's engine does. Without that it is of no use: it is killed when it fails, and
+        CellDied raised.
 
         An engine that refuses to be released changes nothing, so that alone is raised as it is.
         """
+        self._core()
         if cell not in self.cells:
-            raise CellDied(cell, self._core_death if cell == CORE else "it was lost before")
+            raise CellDied(cell, "it was lost before")
         process = self.cells[cell]
         try:
-            return await process.call(operation, **arguments)
+            return await process.call(operation, timeout_s=self._engine_wait, **arguments)
         except CellDied:
             raise
         except CellError as error:
@@ -351,30 +357,38 @@ class CellPool:
             raise CellDied(cell, str(error)) from None
 
     def _core(self) -> CellProcess:
-        """The core. Raises CellDied when it is lost: nothing can go on then."""
-        if CORE not in self.cells:
-            raise CellDied(CORE, self._core_death)
+        """The core. Raises what ended the run."""
+        if self._failure is not None:
+            raise self._failure
         return self.cells[CORE]
 
-    def _expect(self, version: int) -> None:
-        if version != self.version:
-            raise VersionError(f"the core is at version {self.version}, not at {version}")
+    def _take_notice(self, cell: int, notice: dict[str, Any]) -> None:
+        self._call_back(self._on_notice, cell, notice)
 
     def _account_lost(self, cell: int, reason: str) -> None:
         """A cell died: it leaves the members, and its micro-steps of an uncommitted step are queued again."""
         if self.cells.pop(cell, None) is None:
             return
-        del self.roles[cell]
+        del self.roles[cell], self._models[cell]
         if cell == CORE:
-            self._core_death = reason
+            self._failure = self._failure or CellDied(CORE, reason)
         if self._queue is not None and not self._queue.committed:
-            self._queue.fail(cell)
+            self._call_back(self._queue.fail, cell)
         self._wake.set()
-        self.on_lost(cell, reason)
+        self._call_back(self.on_lost, cell, reason)
+
+    def _call_back(self, callback: Callable[..., Any], *arguments: Any) -> None:
+        """What it raises fails the run: every later operation raises it, and `train` at once."""
+        try:
+            callback(*arguments)
+        except Exception as error:
+            self._failure = self._failure or error
+            self._wake.set()
 
     def _forget_publications(self, version: int) -> None:
-        """Keep the newest published directories only."""
-        names = [path.name for path in (self._run_dir / "weights").glob("v*") if path.name[1:].isdigit()]
+        """Keep the newest published directories, and those that engines may read."""
+        names = [path.name for path in self._weights_dir.glob("v*") if path.name[1:].isdigit()]
         past = sorted(int(name[1:]) for name in names if int(name[1:]) <= version)
         for old in past[:-KEPT_PUBLICATIONS]:
-            shutil.rmtree(self._run_dir / "weights" / f"v{old}")
+            if self._weights_dir / f"v{old}" not in self._models.values():
+                shutil.rmtree(self._weights_dir / f"v{old}")

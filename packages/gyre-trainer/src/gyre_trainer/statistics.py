@@ -1,4 +1,8 @@
-"""What micro-steps measured: sums and extremes only, so any split adds up to the same. No torch here."""
+"""What micro-steps measured: sums and extremes only, so any split adds up to the same. No torch here.
+
+Executions with advantage 0 are counted but not computed: `targets` and `executions` hold them, every other
+figure is about those that went through the model.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,15 @@ class TrainStatistics:
     """Add two with `+`; the neutral element is `TrainStatistics()`."""
 
     tokens: int = 0
-    """Tokens of the rows, context included."""
+    """Tokens of the rows that went through the model, context included."""
     targets: int = 0
+    """Targets trained, those of skipped executions included: their gradient is known to be 0."""
     rows: int = 0
     executions: int = 0
+    """Executions with targets, skipped ones included."""
+    skipped_targets: int = 0
+    skipped_executions: int = 0
+    """Executions whose advantage is exactly 0, for which neither forward nor backward was run."""
     micro_steps: int = 0
     loss: float = 0.0
     """Sum over executions; multiply by 1/|E| for the batch loss of appendix B."""
@@ -50,13 +59,20 @@ class TrainStatistics:
 
     @property
     def clip_share(self) -> float:
-        return (self.clipped_high + self.clipped_low) / self.executions if self.executions else 0.0
+        """Share of the computed executions that were masked."""
+        return (self.clipped_high + self.clipped_low) / self._computed if self._computed else 0.0
 
     @property
     def ratio_mean(self) -> float:
-        return self.ratio_sum / self.executions if self.executions else 1.0
+        """Mean s_i of the computed executions."""
+        return self.ratio_sum / self._computed if self._computed else 1.0
 
     @property
     def entropy(self) -> float:
-        """Mean entropy of a target in nats."""
-        return self.entropy_sum / self.targets if self.targets else 0.0
+        """Mean entropy of a computed target in nats."""
+        targets = self.targets - self.skipped_targets
+        return self.entropy_sum / targets if targets else 0.0
+
+    @property
+    def _computed(self) -> int:
+        return self.executions - self.skipped_executions

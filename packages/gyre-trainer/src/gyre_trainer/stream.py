@@ -61,7 +61,8 @@ class _State(Enum):
 class MicroStepQueue:
     """The shared queue of one training step, and its ledger.
 
-    `step` names the training step. Executions without targets are counted in |E| and go no further.
+    `step` names the training step. Executions without targets, and those whose advantage is exactly 0, whose
+    gradient therefore is too, are counted in |E| and go no further.
     """
 
     def __init__(self, step: int, budget: int):
@@ -69,7 +70,7 @@ class MicroStepQueue:
         self.closed = False
         self.committed = False
         self.execution_count = 0
-        """|E| so far: admitted executions, those without targets included."""
+        """|E| so far: admitted executions, those without work included."""
         self.oversize: list[str] = []
         """Executions larger than the token budget; each is a micro-step of its own."""
         self._buffer = PackingBuffer(budget)
@@ -77,6 +78,7 @@ class MicroStepQueue:
         self._state: dict[int, _State] = {}
         self._holder: dict[int, int] = {}
         self._results: dict[int, TrainStatistics] = {}
+        self._skipped = TrainStatistics()
         self._admitted: set[str] = set()
         self._watchers: list[Callable[[], None]] = []
 
@@ -90,10 +92,12 @@ class MicroStepQueue:
             if execution.id in self._admitted:
                 raise LedgerError(f"step {self.step}: execution {execution.id} was admitted before")
             self._admitted.add(execution.id)
-            if execution.token_count > self._buffer.budget:
-                self.oversize.append(execution.id)
         self.execution_count += len(executions)
-        self._buffer.add(execution for execution in executions if execution.target_count)
+        trained = [execution for execution in executions if execution.target_count]
+        working = [execution for execution in trained if execution.advantage != 0.0]
+        self._skipped += _skipped([execution for execution in trained if execution.advantage == 0.0])
+        self.oversize += [e.id for e in working if e.token_count > self._buffer.budget]
+        self._buffer.add(working)
         self._changed()
 
     def close(self) -> None:
@@ -135,12 +139,12 @@ class MicroStepQueue:
         return lost
 
     def commit(self) -> TrainStatistics:
-        """The optimizer step was taken with every micro-step once. Returns their summed statistics."""
+        """The optimizer step was taken with every micro-step once. Returns the statistics of the whole step."""
         self._not_committed()
         if not self.drained:
             raise LedgerError(f"step {self.step}: cannot be committed before the stream is drained")
         self.committed = True
-        return sum(self._results.values(), TrainStatistics())
+        return sum(self._results.values(), self._skipped)
 
     # -- looking
     @property
@@ -182,3 +186,11 @@ class MicroStepQueue:
     def _changed(self) -> None:
         for callback in list(self._watchers):
             callback()
+
+
+def _skipped(executions: list[TrainingExecution]) -> TrainStatistics:
+    targets = sum(execution.target_count for execution in executions)
+    count = len(executions)
+    return TrainStatistics(
+        targets=targets, executions=count, skipped_targets=targets, skipped_executions=count
+    )

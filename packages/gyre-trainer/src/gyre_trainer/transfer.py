@@ -9,18 +9,19 @@ No torch here: a buffer is a contiguous numpy array that shares memory with the 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import numpy as np
 
-from gyre_trainer.errors import TransferError, VersionError
-from gyre_trainer.wire import Channel, PeerRefused
+from gyre_trainer.errors import PeerRefused, TransferError, VersionError
+from gyre_trainer.wire import Channel
 
 Address = tuple[str, int]
 _ACKNOWLEDGED = b"\x06"
@@ -49,10 +50,19 @@ class Transfer(Protocol):
         """Let others read the buffers, which are at `version` and stay fixed until `withdraw`."""
 
     def withdraw(self) -> None:
-        """Refuse new readers and wait for the present ones. A reader past its deadline is cut off."""
+        """Refuse new readers and wait for the present ones. Readers that make no progress are cut off."""
 
-    def pull(self, address: Address, version: int, buffers: Mapping[str, np.ndarray]) -> None:
-        """Fill the buffers from what is exposed at `address`. Raises TransferError or VersionError."""
+    def pull(
+        self,
+        address: Address,
+        version: int,
+        buffers: Mapping[str, np.ndarray],
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Fill the buffers from what is exposed at `address`, calling `progress` for every piece that came.
+
+        Raises TransferError or VersionError.
+        """
 
     def close(self) -> None: ...
 
@@ -61,13 +71,15 @@ class TcpTransfer:
     """Over plain TCP, authenticated by the run's key. One thread accepts, one more for each reader."""
 
     def __init__(self, key: bytes, host: str = "127.0.0.1", timeout_s: float = 30.0):
-        """`timeout_s`: how long an end waits for the other without progress, and `withdraw` for readers."""
+        """`timeout_s`: how long an end waits for the other without progress, also `withdraw` for readers."""
         self._key = key
         self._timeout_s = timeout_s
         self._change = threading.Condition()
         self._version: int | None = None
         self._buffers: list[tuple[Buffer, memoryview]] = []
         self._readers: set[socket.socket] = set()
+        self._sent = 0
+        """Pieces sent to readers: what shows that one goes on reading."""
         self._server = socket.create_server((host, 0))
         self.address: Address = self._server.getsockname()[:2]
         threading.Thread(target=self._accept, name="weights", daemon=True).start()
@@ -84,13 +96,22 @@ class TcpTransfer:
     def withdraw(self) -> None:
         with self._change:
             self._version, self._buffers = None, []
-            if self._change.wait_for(lambda: not self._readers, self._timeout_s):
-                return
-            for reader in self._readers:
-                reader.shutdown(socket.SHUT_RDWR)
-            self._change.wait_for(lambda: not self._readers, self._timeout_s)
+            while self._readers:
+                sent = self._sent
+                moved = self._change.wait_for(
+                    lambda sent=sent: not self._readers or self._sent != sent, self._timeout_s
+                )
+                for reader in () if moved else self._readers:
+                    with contextlib.suppress(OSError):  # it is going already
+                        reader.shutdown(socket.SHUT_RDWR)
 
-    def pull(self, address: Address, version: int, buffers: Mapping[str, np.ndarray]) -> None:
+    def pull(
+        self,
+        address: Address,
+        version: int,
+        buffers: Mapping[str, np.ndarray],
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
         try:
             with socket.create_connection(address, self._timeout_s) as connection:
                 channel = Channel(connection)
@@ -104,7 +125,7 @@ class TcpTransfer:
                 _check(manifest, version, buffers)
                 for entry in manifest:
                     view = _bytes(entry.name, buffers[entry.name])
-                    channel.receive_into(view)
+                    channel.receive_into(view, progress)
                     if zlib.crc32(view) != entry.checksum:
                         raise TransferError(f"weight {entry.name} arrived damaged; pull again")
                 connection.sendall(_ACKNOWLEDGED)
@@ -137,7 +158,7 @@ class TcpTransfer:
                     return
                 _send_text(connection, {"buffers": [asdict(entry) for entry, _ in entries]})
                 for _, view in entries:
-                    connection.sendall(view)
+                    channel.send_bytes(view, self._count_piece)
                 channel.receive_bytes(len(_ACKNOWLEDGED))
             except (OSError, EOFError, PeerRefused):
                 return  # the reader is gone or no reader of ours; it knows, and pulls again
@@ -145,6 +166,11 @@ class TcpTransfer:
                 with self._change:
                     self._readers.discard(connection)
                     self._change.notify_all()
+
+    def _count_piece(self) -> None:
+        with self._change:
+            self._sent += 1
+            self._change.notify_all()
 
 
 def _check(manifest: list[Buffer], version: int, buffers: Mapping[str, np.ndarray]) -> None:

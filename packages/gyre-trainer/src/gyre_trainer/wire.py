@@ -19,16 +19,15 @@ import secrets
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any
 
-from gyre_trainer.errors import TrainerError
+from gyre_trainer.errors import PeerRefused
 
 NONCE = 32
+PIECE = 2**22
+"""Bytes given to one `send`."""
 _LENGTH = struct.Struct(">Q")
-
-
-class PeerRefused(TrainerError):
-    """The peer does not know the key, or ended the connection during the handshake."""
 
 
 def proof(key: bytes, nonce: bytes, side: str) -> bytes:
@@ -63,13 +62,25 @@ class Channel:
         self.receive_into(memoryview(data))
         return data
 
-    def receive_into(self, view: memoryview) -> None:
-        """Fill `view`. Raises EOFError when the peer is gone, TimeoutError past the socket's timeout."""
+    def receive_into(self, view: memoryview, progress: Callable[[], None] = lambda: None) -> None:
+        """Fill `view`, calling `progress` for every piece.
+
+        Raises EOFError when the peer is gone, TimeoutError when nothing came for the socket's timeout.
+        """
         while view:
             count = self.socket.recv_into(view)
             if not count:
                 raise EOFError("the peer closed the connection")
             view = view[count:]
+            progress()
+
+    def send_bytes(self, view: memoryview, progress: Callable[[], None]) -> None:
+        """Send `view`, calling `progress` for every piece. The socket's timeout bounds each piece, where that
+        of `sendall` would bound the whole. Raises TimeoutError.
+        """
+        while view:
+            view = view[self.socket.send(view[:PIECE]) :]
+            progress()
 
     def call(self, key: bytes) -> None:
         """Handshake of the side that connected. Raises PeerRefused."""
