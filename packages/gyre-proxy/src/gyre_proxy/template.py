@@ -66,14 +66,14 @@ class ChatTemplate:
         self._late_system_role = "system"
         self._late_system_role = self._prove_late_system()
 
-    def render(self, messages: Sequence[Message], tools: Sequence[dict] = (), generate: bool = True) -> str:
+    def render(self, messages: Sequence[Message], tools: Sequence[dict] = ()) -> str:
         """The whole prompt as text. Raises BadRequest with the template's own words when it refuses."""
         rendered = [self._message(m, i) for i, m in enumerate(messages)]
         try:
             return self._template.render(
                 messages=rendered,
                 tools=list(tools) or None,
-                add_generation_prompt=generate,
+                add_generation_prompt=True,
                 **self._arguments,
             )
         except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
