@@ -91,6 +91,7 @@ def test_a_dead_engine_is_restarted_on_the_same_port_with_the_published_weights(
 
 def test_a_hanging_engine_is_replaced(engine, notices, monkeypatch):
     monkeypatch.setattr("gyre_trainer.engines.MISSED_CHECKS", 1)
+    monkeypatch.setattr("gyre_trainer.engines.PING_WAIT_S", 0.2)
     pid = engine.pid
     os.kill(pid, signal.SIGSTOP)
     notice = notices.get(timeout=40)
@@ -142,7 +143,8 @@ def test_weights_loaded_while_released_are_not_served_yet(engine, tmp_path):
 
 def test_a_hanging_engine_is_ended_rather_than_released(engine, tmp_path, monkeypatch):
     monkeypatch.setattr("gyre_trainer.engines.RELEASE_WAIT_S", 0.0)
-    monkeypatch.setattr(engine, "_settings", replace(FAKE, request_timeout_s=0.2, health_interval_s=1.0))
+    monkeypatch.setattr("gyre_trainer.engines.PING_WAIT_S", 0.2)
+    monkeypatch.setattr(engine, "_settings", replace(FAKE, request_timeout_s=0.2))
     pid = engine.pid
     os.kill(pid, signal.SIGSTOP)
     engine.release()

@@ -33,6 +33,8 @@ HOST = "127.0.0.1"
 START_ATTEMPTS = 3
 RELEASE_WAIT_S = 60.0
 """Longest wait for an engine to become idle. Its calls have been moved away before, so this is generous."""
+PING_WAIT_S = 2.0
+"""Least time an engine has to answer a health check."""
 MISSED_CHECKS = 5
 """Health checks missed in a row until an engine that still runs counts as dead."""
 
@@ -248,7 +250,7 @@ class EngineProcess:
 
     def _answers(self) -> bool:
         try:
-            self._request("GET", "/ping", timeout_s=max(2.0, self._settings.health_interval_s))
+            self._request("GET", "/ping", timeout_s=max(PING_WAIT_S, self._settings.health_interval_s))
         except EngineError:
             return False
         return True
