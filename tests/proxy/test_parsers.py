@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from gyre_proxy.parsers import Parsed, Segmenter, hermes, parse
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,6 +77,21 @@ PIECES = st.sampled_from(
         "é",
     ]
 )
+
+
+@pytest.mark.parametrize("in_reasoning", [False, True])
+@pytest.mark.parametrize("size", [1, 100])
+def test_a_second_opening_tag_is_thinking(in_reasoning, size):
+    text = "<think><think>a</think>b"
+    segmenter, pieces = Segmenter(in_reasoning, False), []
+    for start in range(0, len(text), size):
+        pieces += segmenter.feed(text[start : start + size])
+    shown = ["".join(piece for kind, piece in pieces if kind == wanted) for wanted in ("reasoning", "text")]
+    assert shown == ["<think>a", "b"]
+    assert (look(text, in_reasoning, False).reasoning, look(text, in_reasoning, False).text) == (
+        "<think>a",
+        "b",
+    )
 
 
 @given(st.lists(PIECES, max_size=12), st.booleans(), st.booleans(), st.data())

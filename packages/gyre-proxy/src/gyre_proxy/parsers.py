@@ -87,6 +87,7 @@ class Segmenter:
         self._buffer = ""
         self._fresh = True
         self._thought = in_reasoning
+        self._may_open = True  # only one opening tag is structure; what follows is thinking
 
     def feed(self, text: str) -> list[tuple[str, str]]:
         """Pieces ("reasoning" or "text", text) that the new text makes safe."""
@@ -112,7 +113,7 @@ class Segmenter:
             return False
         if stripped.startswith(OPEN_THINK):
             self._buffer = stripped[len(OPEN_THINK) :]
-            self._state, self._thought = "reasoning", True
+            self._state, self._thought, self._may_open = "reasoning", True, False
         else:
             self._state = "text"
         return True
@@ -120,9 +121,11 @@ class Segmenter:
     def _reasoning(self, out: list[tuple[str, str]]) -> bool:
         if self._fresh:
             self._buffer = self._buffer.lstrip()
-            if OPEN_THINK.startswith(self._buffer):
-                return False
-            self._buffer = self._buffer.removeprefix(OPEN_THINK).lstrip()
+            if self._may_open:
+                if OPEN_THINK.startswith(self._buffer):
+                    return False
+                self._buffer = self._buffer.removeprefix(OPEN_THINK).lstrip()
+                self._may_open = False
         head, closed, tail = self._buffer.partition(CLOSE_THINK)
         safe = head.rstrip() if closed else _safe(head, CLOSE_THINK)
         if safe:
