@@ -27,16 +27,16 @@ class Preset:
 PRESETS: dict[str, Preset] = {
     # Seconds instead of hours; the workload and the costs are of the size that two CPU cores show.
     "quickstart": Preset(
-        SchedulerSettings(cells=(24, 24)),
-        TwoLevelLognormal(mean_log=-6.5, between=0.2, within=0.4, cap_hours=60 * SECOND),
+        SchedulerSettings(cells=(24, 24), groups_per_step=6),
+        TwoLevelLognormal(mean_log=-7.56, between=0.43, within=0.13, cap_hours=60 * SECOND),
         Costs(
-            node_hours_per_step=4 * SECOND,
+            node_hours_per_step=0.4 * SECOND,
             executions_per_node=24,
-            micro_steps_per_group=2,
-            to_training_hours=0.3 * SECOND,
+            micro_steps_per_group=1,
+            to_training_hours=0.2 * SECOND,
             to_rollout_hours=0.2 * SECOND,
-            update_hours=0.1 * SECOND,
-            publish_hours=0.3 * SECOND,
+            update_hours=0.02 * SECOND,
+            publish_hours=0.1 * SECOND,
         ),
     ),
     "nl2repo-e0": Preset(
