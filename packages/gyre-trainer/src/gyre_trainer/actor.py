@@ -35,6 +35,8 @@ from gyre_trainer.statistics import TrainStatistics
 
 LOOPBACK = "lo"
 """Linux's loopback interface."""
+GROUP_RATES = ("max_lr", "min_lr", "start_wd", "end_wd")
+"""Settings by which newer releases of megatron-core recognise a parameter group; a saved state has those of its run."""
 
 
 class TrainingActor:
@@ -191,8 +193,12 @@ class TrainingActor:
 
     def load_optimizer_state(self, state: dict) -> None:
         """Continue from a saved state; rates are those of this run's settings."""
+        groups = [
+            {**saved, **{name: now[name] for name in GROUP_RATES if name in now}}
+            for saved, now in zip(state["param_groups"], self._optimizer.param_groups, strict=True)
+        ]
         with self._on_device():
-            self._optimizer.load_state_dict(state)
+            self._optimizer.load_state_dict({**state, "param_groups": groups})
         self._set_rates()
 
     def _set_rates(self) -> None:
