@@ -53,7 +53,15 @@ def talkative(tmp_path_factory) -> Path:
 def test_a_streaming_call_continues_on_another_engine(talkative, tmp_path):
     log = tmp_path / "run.jsonl"
     with ExitStack() as stack:
-        engine = ("gyre_trainer.engine_server", "--model", str(talkative), "--weight-version", "0")
+        engine = (
+            "gyre_trainer.engine_server",
+            "--model",
+            str(talkative),
+            "--weight-version",
+            "0",
+            "--seed",
+            "1",
+        )
         source, target = (stack.enter_context(serving(*engine)) for _ in range(2))
         proxy = stack.enter_context(
             serving(
