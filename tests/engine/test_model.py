@@ -8,7 +8,8 @@ import pytest
 import torch
 from gyre_trainer.errors import EngineError, ModelError
 from gyre_trainer.generation import Generation, Sampling
-from gyre_trainer.model_qwen3 import KVCache, Qwen3, load_config
+from gyre_trainer.model_folder import read_config
+from gyre_trainer.model_qwen3 import KVCache, Qwen3
 from safetensors.torch import load_file, save_file
 
 SHAPES = {
@@ -55,14 +56,14 @@ def test_rope_base_and_eos_are_read_in_the_older_layout(tmp_path, models):
     del config["rope_parameters"]
     config |= {"rope_theta": 5000.0, "rope_scaling": None, "eos_token_id": [2, 5]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    read = load_config(tmp_path)
+    read = read_config(tmp_path)
     assert (read.rope_theta, read.eos) == (5000.0, {2, 5})
 
 
 def test_eos_of_the_generation_config_wins(tmp_path, models):
     shutil.copy(models["1"] / "config.json", tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
-    assert load_config(tmp_path).eos == {7, 8}
+    assert read_config(tmp_path).eos == {7, 8}
 
 
 @pytest.mark.parametrize(
@@ -128,6 +129,6 @@ def test_a_damaged_directory_is_named(tmp_path, models, damage, says):
 
 
 def test_a_cache_without_memory_says_what_to_lower(models):
-    config = load_config(models["1"])
+    config = read_config(models["1"])
     with pytest.raises(EngineError, match="lower --max-running or --context-length"):
         KVCache(config, 1 << 30, 1 << 20, torch.device("cpu"), torch.float32)

@@ -92,12 +92,12 @@ def test_log_probs_are_taken_at_the_sampling_temperature(model_dir, reference_mo
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"model_type": "llama"}, "not 'llama'"),
-        ({"attention_bias": True}, "without bias"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rotary"),
-        ({"num_hidden_layers": None}, "misses"),
-        ({"intermediate_size": 128}, "config.json says"),
-        ({"num_hidden_layers": 3}, "weights miss"),
+        ({"model_type": "llama"}, "'llama'; only dense"),
+        ({"attention_bias": True}, "attention bias"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope scaling"),
+        ({"num_hidden_layers": None}, "has no 'num_hidden_layers'"),
+        ({"intermediate_size": 128}, "config.json asks for"),
+        ({"num_hidden_layers": 3}, "no tensor model.layers.2"),
     ],
 )
 def test_a_model_that_is_not_supported_is_named(tmp_path, model_dir, change, says):
@@ -111,11 +111,18 @@ def test_a_model_that_is_not_supported_is_named(tmp_path, model_dir, change, say
 
 
 def test_a_directory_that_is_no_model_is_named(tmp_path):
-    with pytest.raises(ModelError, match="not a Hugging Face model directory"):
+    with pytest.raises(ModelError, match="give a Hugging Face model directory"):
         read_shape(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    with pytest.raises(ModelError, match="misses"):
+    with pytest.raises(ModelError, match="has no"):
         read_shape(tmp_path)
+
+
+def test_torn_weights_are_named(tmp_path, model_dir):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((model_dir / name).read_bytes()[: 2000 if name[0] == "m" else None])
+    with pytest.raises(ModelError, match="model.safetensors cannot be read"):
+        TrainingActor(tmp_path, 0, ObjectiveSettings())
 
 
 def test_a_token_outside_the_vocabulary_is_named(model_dir):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from gyre_trainer.errors import EngineError, EngineReleased, RequestError, TrainerError
+from gyre_trainer.errors import EngineError, EngineReleased, ModelError, RequestError, TrainerError
 from gyre_trainer.generation import Generation, Output, Sampling
 from gyre_trainer.model_qwen3 import DTYPES, Qwen3
 
@@ -221,7 +221,10 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def _load(self, path: str) -> Qwen3:
-        return Qwen3.load(Path(path), self.device, DTYPES[self.dtype])
+        try:
+            return Qwen3.load(Path(path), self.device, DTYPES[self.dtype])
+        except (RuntimeError, MemoryError) as error:  # torch: no memory, of any kind
+            raise ModelError(f"{path} cannot be loaded: {str(error).partition(chr(10))[0]}") from None
 
     def start(self) -> None:
         self._thread.start()

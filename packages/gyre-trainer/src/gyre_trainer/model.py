@@ -8,7 +8,6 @@ norms, fp32 by default.
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from safetensors.torch import save_file
 from gyre_trainer.attention import PackedAttention
 from gyre_trainer.errors import ModelError
 from gyre_trainer.megatron_core import AttnBackend, GPTModel, TransformerConfig, get_gpt_layer_local_spec
+from gyre_trainer.model_folder import Qwen3Config, locate_weights, read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,39 +40,22 @@ class Shape:
 
 def read_shape(directory: Path) -> Shape:
     """Read config.json. Raises ModelError when it is missing or not a dense Qwen3."""
-    path = Path(directory) / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{directory} is not a Hugging Face model directory: {error}") from None
-    if (
-        config.get("model_type") != "qwen3"
-        or config.get("attention_bias")
-        or config.get("use_sliding_window")
-    ):
-        kind = config.get("model_type")
-        raise ModelError(
-            f"{path}: the trainer supports dense Qwen3 without bias or sliding window, not {kind!r}"
-        )
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise ModelError(f"{path}: only default rotary positions are supported, not {rope}")
-    try:
-        heads = config["num_attention_heads"]
-        return Shape(
-            layers=config["num_hidden_layers"],
-            hidden=config["hidden_size"],
-            heads=heads,
-            groups=config.get("num_key_value_heads") or heads,
-            head=config.get("head_dim") or config["hidden_size"] // heads,
-            feed_forward=config["intermediate_size"],
-            vocabulary=config["vocab_size"],
-            rope_base=rope.get("rope_theta") or config.get("rope_theta") or 10000.0,
-            epsilon=config.get("rms_norm_eps", 1e-6),
-            tied=config.get("tie_word_embeddings", False),
-        )
-    except KeyError as error:
-        raise ModelError(f"{path}: misses {error}") from None
+    return _shape(read_config(directory))
+
+
+def _shape(config: Qwen3Config) -> Shape:
+    return Shape(
+        layers=config.layers,
+        hidden=config.hidden,
+        heads=config.heads,
+        groups=config.kv_heads,
+        head=config.head_dim,
+        feed_forward=config.intermediate,
+        vocabulary=config.vocab,
+        rope_base=config.rope_theta,
+        epsilon=config.eps,
+        tied=config.tied,
+    )
 
 
 def build(shape: Shape) -> GPTModel:
@@ -147,20 +130,17 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def to_megatron(name: str, weights: dict[str, torch.Tensor], shape: Shape) -> torch.Tensor:
-    """The value of one Megatron parameter from Hugging Face weights. Raises ModelError."""
+    """The value of one Megatron parameter from Hugging Face weights."""
     prefix, rest = _split(name)
-    try:
-        if rest == _QKV:
-            grouped = [
-                weights[f"{prefix}self_attn.{part}_proj.weight"].view(shape.groups, -1, shape.hidden)
-                for part in "qkv"
-            ]
-            return torch.cat(grouped, 1).reshape(-1, shape.hidden)
-        if rest == _GATE_UP:
-            return torch.cat([weights[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")])
-        return weights[prefix + (_LAYER_NAMES[rest] if prefix else _NAMES[rest])]
-    except KeyError as error:
-        raise ModelError(f"the model's weights miss {error}") from None
+    if rest == _QKV:
+        grouped = [
+            weights[f"{prefix}self_attn.{part}_proj.weight"].view(shape.groups, -1, shape.hidden)
+            for part in "qkv"
+        ]
+        return torch.cat(grouped, 1).reshape(-1, shape.hidden)
+    if rest == _GATE_UP:
+        return torch.cat([weights[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")])
+    return weights[prefix + (_LAYER_NAMES[rest] if prefix else _NAMES[rest])]
 
 
 def to_hugging_face(name: str, value: torch.Tensor, shape: Shape) -> dict[str, torch.Tensor]:
@@ -183,14 +163,12 @@ def to_hugging_face(name: str, value: torch.Tensor, shape: Shape) -> dict[str, t
 @torch.no_grad()
 def load_weights(model: GPTModel, shape: Shape, directory: Path) -> None:
     """Fill the model from a Hugging Face directory. Raises ModelError on missing or misshapen weights."""
-    weights = _read_weights(Path(directory))
+    config = read_config(directory)
+    if _shape(config) != shape:
+        raise ModelError(f"{directory}: config.json is another than the one that the model was built from")
+    weights = _read_weights(locate_weights(directory, config))
     for name, parameter in model.named_parameters():
-        value = to_megatron(name, weights, shape)
-        if value.shape != parameter.shape:
-            raise ModelError(
-                f"{directory}: {name} is {tuple(value.shape)}, config.json says {tuple(parameter.shape)}"
-            )
-        parameter.copy_(value)
+        parameter.copy_(to_megatron(name, weights, shape))
 
 
 @torch.no_grad()
@@ -203,17 +181,12 @@ def save_weights(model: GPTModel, shape: Shape, path: Path) -> None:
     save_file(weights, path, metadata={"format": "pt"})
 
 
-def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
-    index = directory / "model.safetensors.index.json"
-    try:
-        if index.exists():
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        else:
-            files = ["model.safetensors"]
-        weights = {}
-        for file in files:
-            with safe_open(directory / file, framework="pt") as handle:
-                weights.update({key: handle.get_tensor(key) for key in handle.keys()})  # noqa: SIM118
-        return weights
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ModelError(f"{directory}: weights cannot be read: {error}") from None
+def _read_weights(located: dict[str, Path]) -> dict[str, torch.Tensor]:
+    weights = {}
+    for file in set(located.values()):
+        try:
+            with safe_open(file, framework="pt") as handle:
+                weights |= {name: handle.get_tensor(name) for name, home in located.items() if home == file}
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{file} cannot be read: {error}") from None
+    return weights

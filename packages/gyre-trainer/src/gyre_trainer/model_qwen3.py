@@ -10,7 +10,6 @@ Layouts that make the forward pass short, both invisible outside:
 - one KV row of a token is `[key heads | value heads]`, so that a layer writes and gathers it once.
 """
 
-import json
 import math
 import mmap
 from dataclasses import dataclass
@@ -21,88 +20,9 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 
 from gyre_trainer.errors import EngineError, ModelError
+from gyre_trainer.model_folder import Qwen3Config, locate_weights, read_config
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class Qwen3Config:
-    """The part of `config.json` (and of `generation_config.json`: `eos`) that inference needs."""
-
-    vocab: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    eps: float
-    rope_theta: float
-    max_positions: int
-    tied: bool
-    eos: frozenset[int]
-
-    @property
-    def kv_width(self) -> int:
-        """Numbers in one KV row (keys and values of one token in one layer)."""
-        return 2 * self.kv_heads * self.head_dim
-
-
-def load_config(directory: Path) -> Qwen3Config:
-    """Read and check a model directory's configuration. Raises ModelError with the reason."""
-    raw = _read_json(directory / "config.json")
-    kind = raw.get("model_type")
-    if kind != "qwen3":
-        raise ModelError(
-            f"{directory}: model_type is {kind!r}; the embedded engine serves only dense 'qwen3', use SGLang"
-        )
-    # transformers 5 writes rope_parameters, 4 wrote rope_theta and rope_scaling
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    unsupported = {
-        "rope scaling": rope.get("rope_type", rope.get("type", "default")) != "default",
-        "sliding window attention": raw.get("use_sliding_window", False),
-        "attention bias": raw.get("attention_bias", False),
-        f"activation {raw.get('hidden_act')!r}": raw.get("hidden_act", "silu") != "silu",
-    }
-    for what, present in unsupported.items():
-        if present:
-            raise ModelError(f"{directory}: {what} is not supported by the embedded engine; use SGLang")
-    try:
-        return Qwen3Config(
-            vocab=raw["vocab_size"],
-            hidden=raw["hidden_size"],
-            layers=raw["num_hidden_layers"],
-            heads=raw["num_attention_heads"],
-            kv_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
-            head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
-            intermediate=raw["intermediate_size"],
-            eps=raw.get("rms_norm_eps", 1e-6),
-            rope_theta=rope.get("rope_theta") or raw.get("rope_theta", 10000.0),
-            max_positions=raw.get("max_position_embeddings", 32768),
-            tied=raw.get("tie_word_embeddings", False),
-            eos=_eos_ids(directory, raw),
-        )
-    except KeyError as missing:
-        raise ModelError(f"{directory}: config.json has no {missing}") from None
-
-
-def _read_json(path: Path) -> dict:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ModelError(f"{path} does not exist: give a Hugging Face model directory") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
-
-
-def _eos_ids(directory: Path, config: dict) -> frozenset[int]:
-    generation = directory / "generation_config.json"
-    eos = _read_json(generation).get("eos_token_id") if generation.exists() else None
-    if eos is None:
-        eos = config.get("eos_token_id")
-    if eos is None:
-        return frozenset()
-    return frozenset(eos if isinstance(eos, list) else [eos])
 
 
 class KVCache:
@@ -211,12 +131,12 @@ class Qwen3:
         misshapen.
         """
         directory = Path(directory)
-        config = load_config(directory)
-        weights = _Weights(directory, torch.device(device), dtype)
-        embed = weights.take("model.embed_tokens.weight", config.vocab, config.hidden)
-        head = embed if config.tied else weights.take("lm_head.weight", config.vocab, config.hidden)
+        config = read_config(directory)
+        weights = _Weights(locate_weights(directory, config), torch.device(device), dtype)
+        embed = weights.take("model.embed_tokens.weight")
+        head = embed if config.tied else weights.take("lm_head.weight")
         layers = [_load_layer(weights, config, f"model.layers.{i}.") for i in range(config.layers)]
-        norm = weights.take("model.norm.weight", config.hidden)
+        norm = weights.take("model.norm.weight")
         return Qwen3(config, weights.device, dtype, embed, layers, norm, head, _rotations(config).to(device))
 
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -315,54 +235,48 @@ class _Masks:
 
 
 class _Weights:
-    """The tensors of a directory's safetensors files by name, each checked as it is taken."""
+    """The tensors of a directory's safetensors files by name."""
 
-    def __init__(self, directory: Path, device: torch.device, dtype: torch.dtype):
-        self.directory, self.device, self.dtype = directory, device, dtype
-        files = sorted(directory.glob("*.safetensors"))
-        if not files:
-            raise ModelError(f"{directory}: no *.safetensors file")
-        self._home = {}
-        for file in files:
-            try:
-                handle = safe_open(file, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{file} cannot be read: {error}") from None
-            self._home.update(dict.fromkeys(handle.keys(), handle))
+    def __init__(self, files: dict[str, Path], device: torch.device, dtype: torch.dtype):
+        self.device, self.dtype = device, dtype
+        self._files = files
+        self._open = {file: _open(file) for file in set(files.values())}
 
-    def take(self, name: str, *shape: int) -> torch.Tensor:
-        if name not in self._home:
-            raise ModelError(f"{self.directory}: no tensor {name}")
-        tensor = self._home[name].get_tensor(name).to(self.device, self.dtype)
-        if tuple(tensor.shape) != shape:
-            raise ModelError(
-                f"{self.directory}: {name} is {tuple(tensor.shape)}, config.json asks for {shape}"
-            )
+    def take(self, name: str) -> torch.Tensor:
+        file = self._files[name]
+        tensor = self._open[file].get_tensor(name).to(self.device, self.dtype)
         if not torch.isfinite(tensor).all():
-            raise ModelError(f"{self.directory}: {name} has numbers that are not finite")
+            raise ModelError(f"{file}: {name} has numbers that are not finite")
         return tensor
 
 
+def _open(file: Path):
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from None
+
+
 def _load_layer(weights: _Weights, c: Qwen3Config, prefix: str) -> _Layer:
-    def attention(part: str, heads: int) -> torch.Tensor:
-        return weights.take(f"{prefix}self_attn.{part}_proj.weight", heads * c.head_dim, c.hidden)
+    def attention(part: str) -> torch.Tensor:
+        return weights.take(f"{prefix}self_attn.{part}_proj.weight")
 
     def mlp(part: str) -> torch.Tensor:
-        return weights.take(f"{prefix}mlp.{part}_proj.weight", c.intermediate, c.hidden)
+        return weights.take(f"{prefix}mlp.{part}_proj.weight")
 
-    q, k = (_interleave(attention(p, n), c.head_dim) for p, n in (("q", c.heads), ("k", c.kv_heads)))
+    q, k = (_interleave(attention(part), c.head_dim) for part in "qk")
     norms = [
-        _interleave(weights.take(f"{prefix}self_attn.{p}_norm.weight", c.head_dim), c.head_dim).expand(n, -1)
+        _interleave(weights.take(f"{prefix}self_attn.{p}_norm.weight"), c.head_dim).expand(n, -1)
         for p, n in (("q", c.heads), ("k", c.kv_heads))
     ]
     return _Layer(
-        attention_norm=weights.take(prefix + "input_layernorm.weight", c.hidden),
-        qkv=torch.cat([q, k, attention("v", c.kv_heads)]),
+        attention_norm=weights.take(prefix + "input_layernorm.weight"),
+        qkv=torch.cat([q, k, attention("v")]),
         qk_norm=torch.cat(norms),
-        out=weights.take(prefix + "self_attn.o_proj.weight", c.hidden, c.heads * c.head_dim),
-        mlp_norm=weights.take(prefix + "post_attention_layernorm.weight", c.hidden),
+        out=weights.take(prefix + "self_attn.o_proj.weight"),
+        mlp_norm=weights.take(prefix + "post_attention_layernorm.weight"),
         gate_up=torch.cat([mlp("gate"), mlp("up")]),
-        down=weights.take(prefix + "mlp.down_proj.weight", c.hidden, c.intermediate),
+        down=weights.take(prefix + "mlp.down_proj.weight"),
     )
 
 
