@@ -39,7 +39,7 @@ def refused(result: subprocess.CompletedProcess, message: str, code: int = 2) ->
         ('harness.command=["{python}", "{nonsense}"]', "{nonsense}"),
         ("schedule.phi=0.3", "phi*B must be a whole number"),
         ("schedule.policy=async,schedule.training_cells=2", "leaves no rollout capacity"),
-        ("training.clip_low=1.2", "clip bounds"),
+        ("training.clip_low=1.2", "training.clip_low"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused_before_it_starts(tmp_path, assignment, message):

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from gyre_trajtree import Execution, executions, read_run_log
 
 FAULTY = ("schedule.steps=3", "schedule.groups_per_step=4", "schedule.group_size=6")
@@ -100,13 +101,15 @@ def test_a_killed_driver_leaves_a_whole_log_and_no_process(start):
     assert sum(each.closed for each in recorded.values()) >= 4
 
 
-def test_an_interrupted_run_says_so_and_ends_everything(start):
-    run = start(*FAULTY)
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_run_says_so_and_ends_everything(start, sign):
+    run = start()
     run.wait_for("closed executions", lambda: closed(run) >= 4)
-    run.process.send_signal(signal.SIGTERM)
+    run.process.send_signal(sign)
     code, _, err = run.finish()
     assert code == 130
-    assert "SIGTERM received" in err.splitlines()[-1]
+    assert f"{sign.name} received" in err.splitlines()[-1]
+    assert len((run.run_dir / "metrics.jsonl").read_text().splitlines()) < 24, "the run went on to its end"
     assert run.processes("gyre_proxy", "gyre_trainer", "harness") == []
     recorded = executions(read_run_log(run.log))
     assert all(each.closed for each in recorded.values() if each.states)

@@ -250,8 +250,8 @@ def test_a_stall_limit_that_is_no_time_is_refused(stall_s):
 
 def test_without_a_stall_limit_a_silent_run_is_healthy(monkeypatch):
     waits = []
-    real = asyncio.wait_for
-    monkeypatch.setattr(asyncio, "wait_for", lambda what, limit: waits.append(limit) or real(what, limit))
+    real = asyncio.timeout
+    monkeypatch.setattr(asyncio, "timeout", lambda limit: waits.append(limit) or real(limit))
     world = World()
     world.runtime = Runtime(Scheduler(SMALL), world, world, world, lambda *pair: world.log.append(pair))
     asyncio.run(world.run_to_end())

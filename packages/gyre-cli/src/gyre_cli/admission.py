@@ -74,6 +74,9 @@ class AdmittedGroup:
     """Valid rewards; the unresolved are absent."""
     trained_tokens: int
     trajectories: int
+    calls: int
+    failed_calls: int
+    """Calls that an engine or the proxy refused."""
 
 
 class Admission:
@@ -97,6 +100,7 @@ class Admission:
         """Admit the executions of one ready group, given in the order of their numbers."""
         self.history.refresh()
         recorded = [self.history.of(execution) for execution in members]
+        calls = [call.finish for each in recorded for call in each.calls]
         advantages = group_advantages([each.reward for each in recorded], self._normalise)
         admitted = [
             self._execution(each, advantage)
@@ -108,6 +112,8 @@ class Admission:
             rewards=[each.reward for each in recorded if each.reward is not None],
             trained_tokens=sum(execution.target_count for execution in admitted),
             trajectories=sum(len(execution.rows) for execution in admitted),
+            calls=len(calls),
+            failed_calls=calls.count("error"),
         )
 
     def close(self) -> Ledger:

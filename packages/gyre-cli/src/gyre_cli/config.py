@@ -9,18 +9,36 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from gyre_cli.errors import MisuseError
+
+
+def _printable(value: Any) -> Any:
+    """The value itself; refuses text that no path, argument or file could hold."""
+    if isinstance(value, str) and any(
+        character == "\0" or "\ud800" <= character <= "\udfff" for character in value
+    ):
+        raise ValueError(f"{value[:40]!r} holds characters that cannot be written")
+    if isinstance(value, dict):
+        value = {_printable(key): _printable(item) for key, item in value.items()}
+    elif isinstance(value, list):
+        value = [_printable(item) for item in value]
+    return value
 
 
 class Section(BaseModel):
     """One table of the configuration file. Unknown keys are refused, so a typing error never passes silently."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_text(cls, values: Any) -> Any:
+        return _printable(values)
 
 
 class ModelSection(Section):
@@ -44,7 +62,7 @@ class HarnessSection(Section):
     command: list[str] = ["{python}", "-I", "-S", "{quickstart_harness}"]
     """Command of one execution. It runs in its workspace. Placeholders: {python} {quickstart_harness} {workspace}
     {home} {base_url} {key} {task_file} {prompt}."""
-    env: dict[str, str] = {}
+    env: dict[Annotated[str, Field(pattern=r"^[^=\x00]+$")], str] = {}
     """Further environment of the harness, with the same placeholders. Nothing else of ours reaches it."""
     timeout_s: float = Field(default=60.0, gt=0)
     """Seconds that a harness may run. Its evaluation has task.evaluation_timeout_s for each attempt on top."""
@@ -70,7 +88,7 @@ class ScheduleSection(Section):
 
 
 class CellSection(Section):
-    count: int = Field(default=2, ge=1)
+    count: int = Field(default=2, ge=1, le=1024)
     threads: int = Field(default=1, ge=1)
     """CPU threads of a training actor and of an engine."""
     max_running_requests: int = Field(default=32, ge=1)
@@ -87,15 +105,18 @@ class SamplingSection(Section):
     max_new_tokens: int = Field(default=32, ge=1)
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class TrainingSection(Section):
     lr: float = Field(default=1e-3, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     clip_grad: float = Field(default=1.0, gt=0)
-    clip_low: float = 0.95
+    clip_low: float = Field(default=0.95, gt=0, le=1)
     """Execution-level bound: with a negative advantage, s_i below it contributes nothing."""
-    clip_high: float = 1.05
+    clip_high: float = Field(default=1.05, ge=1)
     """Execution-level bound: with a positive advantage, s_i above it contributes nothing."""
     token_weight_cap: float = Field(default=5.0, gt=0)
     advantages: Literal["mean", "mean_std"] = "mean"
@@ -114,9 +135,11 @@ class ProxySection(Section):
 class RunConfig(BaseSettings):
     """All settings of `gyre train`."""
 
-    model_config = SettingsConfigDict(env_prefix="GYRE_", env_nested_delimiter="__", extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="GYRE_", env_nested_delimiter="__", extra="forbid", allow_inf_nan=False
+    )
 
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     run_dir: Path | None = None
     """Where the run writes; `runs/<time>-<policy>-seed<seed>` when absent."""
     model: ModelSection = ModelSection()
@@ -127,6 +150,11 @@ class RunConfig(BaseSettings):
     sampling: SamplingSection = SamplingSection()
     training: TrainingSection = TrainingSection()
     proxy: ProxySection = ProxySection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_text(cls, values: Any) -> Any:
+        return _printable(values)
 
     @classmethod
     def settings_customise_sources(
@@ -166,11 +194,19 @@ def load_config(
     _TomlSource.values = _read_toml(path) if path else {}
     try:
         return RunConfig(**explicit)
+    except SettingsError as error:
+        raise MisuseError(f"environment refused: {error}; lists and tables are written as JSON") from None
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {_said(e)}" for e in error.errors())
         raise MisuseError(f"configuration refused: {faults}") from None
     finally:
         _TomlSource.values = {}
+
+
+def _said(fault: Any) -> str:
+    if fault["type"] == "extra_forbidden":
+        return "there is no such setting; `gyre train --dry-run` lists all"
+    return fault["msg"]
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -178,18 +214,18 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise MisuseError(f"configuration file {path} does not exist") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise MisuseError(f"configuration file {path} cannot be read: {error}") from None
 
 
 def assign(tree: dict[str, Any], assignment: str) -> None:
     """Put `a.b=value` into a tree of dictionaries; the value is read as JSON where it is JSON, else as text."""
     key, separator, text = assignment.partition("=")
-    if not separator or not key:
+    if not separator or not all(key.split(".")):
         raise MisuseError(f"--set takes a.b=value, not {assignment!r}")
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         value = text
     *parents, leaf = key.split(".")
     for parent in parents:

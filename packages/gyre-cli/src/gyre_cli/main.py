@@ -5,6 +5,9 @@ Exit codes: 0 done, 1 failed, 2 misused, 130 interrupted. With `--json` the last
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,8 +86,12 @@ def model_tiny(
 
     from gyre_cli.quickstart.tiny import build
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise MisuseError(f"{out} already holds something; name a new folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise MisuseError(f"{out} already holds something; name a new folder")
+    except (OSError, ValueError) as error:
+        raise MisuseError(f"{out} cannot be made a folder: {error}") from None
     from rich.console import Console
 
     with Bar(console=Console(stderr=True)) as bar:
@@ -189,10 +196,28 @@ def schedule_simulate(
     emit(figures(result)) if json else show_simulation(preset, chosen, result)
 
 
+class Terminated(CommandError):
+    """SIGTERM outside a command that handles it itself."""
+
+    exit_code = 130
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated("SIGTERM received")
+
+
 def main() -> None:
     """Entry point: a failure is one line on standard error and an exit code as above."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
+        sys.stdout.flush()
     except CommandError as error:
         print(f"gyre: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more can be written at exit
+        print(f"gyre: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(1)

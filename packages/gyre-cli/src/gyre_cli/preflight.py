@@ -44,7 +44,7 @@ class Plan:
 
 def prepare(config: RunConfig) -> Plan:
     """Check a configuration and make its run directory. Raises MisuseError with one line."""
-    model = (config.model.path or model_path()).resolve()
+    model = _resolved(config.model.path or model_path(), "model.path")
     try:
         return Plan(
             config=config,
@@ -58,6 +58,13 @@ def prepare(config: RunConfig) -> Plan:
         )
     except (ProxyError, SchedulerError, TrainerError) as error:
         raise MisuseError(str(error)) from None
+
+
+def _resolved(path: Path, what: str) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise MisuseError(f"{what} {path} cannot be followed: {error}") from None
 
 
 def _codec(model: Path) -> Codec:
@@ -113,7 +120,7 @@ def _cells(config: RunConfig, model: Path) -> CellSettings:
 
 def _run_dir(config: RunConfig) -> Path:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.schedule.policy}-seed{config.seed}"
-    run_dir = (config.run_dir or Path("runs") / name).resolve()
+    run_dir = _resolved(config.run_dir or Path("runs") / name, "run directory")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         if any(run_dir.iterdir()):

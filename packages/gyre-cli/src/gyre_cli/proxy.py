@@ -20,6 +20,9 @@ import orjson
 
 from gyre_cli.errors import RunFailed
 
+ANSWER_S = 20.0
+"""Seconds the proxy may take to answer an administrative request."""
+
 
 class ProxyProcess:
     """`python -m gyre_proxy` as a child in its own process group; it also ends when its standard input closes."""
@@ -28,8 +31,10 @@ class ProxyProcess:
         self.url = url
         self._process = process
         self._log = log
+        self._silent: str | None = None
+        """The first request that got no answer."""
         self._client = httpx.AsyncClient(
-            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30.0, trust_env=False
+            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=ANSWER_S, trust_env=False
         )
 
     @classmethod
@@ -61,6 +66,10 @@ class ProxyProcess:
                 raise RunFailed(f"the proxy did not answer within {timeout_s:g} s; see {log}") from None
             raise
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def wait_ended(self) -> str:
         """Wait until the process ends by itself; returns what it said last."""
         await self._process.wait()
@@ -85,16 +94,16 @@ class ProxyProcess:
         body = {"source": source, "moves": moves, "deadline_s": deadline_s}
         return await self._ask("POST", "/admin/reroute", body, timeout=deadline_s + 10.0)
 
-    async def status(self) -> dict[str, Any]:
-        return await self._ask("GET", "/admin/status")
-
-    async def _ask(self, method: str, path: str, body: Any = None, timeout: float = 30.0) -> Any:
+    async def _ask(self, method: str, path: str, body: Any = None, timeout: float = ANSWER_S) -> Any:
         content = None if body is None else orjson.dumps(body)
+        if self._silent is not None:  # a run that fails must not wait for it again and again
+            raise RunFailed(self._silent)
         try:
             answer = await self._client.request(method, path, content=content, timeout=timeout)
         except httpx.HTTPError as error:
             said = last_line(self._log) if self._process.returncode is not None else repr(error)
-            raise RunFailed(f"the proxy did not answer {method} {path}: {said}") from error
+            self._silent = f"the proxy did not answer {method} {path}: {said}"
+            raise RunFailed(self._silent) from error
         if answer.status_code >= 400:
             raise RunFailed(f"the proxy refused {method} {path}: {answer.status_code} {answer.text[:300]}")
         return orjson.loads(answer.content)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from gyre_trajtree.records import Event
-from gyre_trajtree.runlog import read_run_log
+from gyre_trajtree import Event, TrajtreeError, read_run_log
 
 from gyre_cli.charts import Span, line_chart, page, role_timeline
 from gyre_cli.errors import MisuseError
+
+MOST_CELLS = 1024
 
 
 @dataclass
@@ -40,19 +41,25 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_bytes().split(b"\n")[:-1]:
         try:
-            rows.append(orjson.loads(line))
-        except orjson.JSONDecodeError:
-            raise MisuseError(f"{path} holds a line that is not JSON: {line[:60]!r}") from None
+            row = orjson.loads(line)
+            rows.append(row | {name: float(row[name]) for name in ("step", "reward_mean", "staleness_mean")})
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+            raise MisuseError(f"{path} holds a line that is no step's figures: {line[:60]!r}") from None
     return rows
 
 
 def read_run(run_dir: Path) -> RunData:
     """Collect roles, waterlevel and metrics of a run directory. Raises MisuseError where there is no run log."""
     log = run_dir / "run.jsonl"
-    if not log.exists():
+    if not log.is_file():
         raise MisuseError(f"{run_dir} is not a run directory: it has no run.jsonl")
     data = RunData(metrics=read_metrics(run_dir))
-    collect_events(data, (record for record in read_run_log(log) if isinstance(record, Event)))
+    try:
+        collect_events(data, (record for record in read_run_log(log) if isinstance(record, Event)))
+    except TrajtreeError as error:
+        raise MisuseError(str(error)) from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise MisuseError(f"{log} holds an event that no run writes: {error!r}") from None
     return data
 
 
@@ -70,6 +77,8 @@ def collect_events(data: RunData, events: Iterable[Event]) -> None:
         if event.name != "role":
             continue
         cell, role = int(event.fields["cell"]), str(event.fields["role"])
+        if not 0 <= cell < MOST_CELLS:
+            raise ValueError(f"cell {cell}")
         if cell in current:
             data.spans.append(Span(cell, current[cell][0], current[cell][1], now))
         current[cell] = (role, now)
@@ -121,7 +130,9 @@ def render_report(run_dir: Path, data: RunData, summary: dict[str, Any] | None) 
         ),
         (
             "Configuration",
-            f"<pre>{escape(config.read_text())}</pre>" if config.exists() else "<p>No config.toml.</p>",
+            f"<pre>{escape(config.read_text(errors='replace'))}</pre>"
+            if config.exists()
+            else "<p>No config.toml.</p>",
         ),
     ]
     return page(f"Gyre run {run_dir.name}", sections)
@@ -150,11 +161,22 @@ def _cell(value: Any) -> str:
 def write_report(run_dir: Path, target: Path | None = None) -> Path:
     """Write the page of a run directory and return its path (`report.html` inside it unless `target` is given)."""
     data = read_run(run_dir)
-    summary_path = run_dir / "summary.json"
-    summary = orjson.loads(summary_path.read_bytes()) if summary_path.exists() else None
+    summary = _read_summary(run_dir / "summary.json")
     target = target or run_dir / "report.html"
     try:
         target.write_text(render_report(run_dir, data, summary))
     except OSError as error:
         raise MisuseError(f"report cannot be written to {target}: {error.strerror}") from None
     return target
+
+
+def _read_summary(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        summary = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        summary = None
+    if not isinstance(summary, dict):
+        raise MisuseError(f"{path} is not a summary; remove it to see the page without one")
+    return summary

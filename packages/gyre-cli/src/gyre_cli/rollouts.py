@@ -77,10 +77,20 @@ class Rollouts:
 
     async def dispatch(self, group: int, version: int, replaces: int | None) -> None:
         """Choose the next task for a group. The order of dispatch alone decides, so a seed decides the tasks."""
-        self.groups[group] = DispatchedGroup(next(self._tasks), version)
+        self.groups[group] = DispatchedGroup(self._next_task(), version)
         self._record.event(
             "dispatch", group=group, task=self.groups[group].task["id"], version=version, replaces=replaces
         )
+
+    def _next_task(self) -> Task:
+        try:
+            return next(self._tasks)
+        except StopIteration:
+            raise RunFailed(
+                f"the task source ended after {len(self.groups)} tasks; it must not end"
+            ) from None
+        except Exception as error:
+            raise RunFailed(f"the task source failed after {len(self.groups)} tasks: {error}") from error
 
     def prompt(self, execution: str) -> str:
         """The task prompt of an execution."""
@@ -104,17 +114,27 @@ class Rollouts:
         self.launched += 1
         self._opened(execution, group)
         end = HarnessEnd("cancelled", -1, "the run ended", 0.0)
+        fault = _laid_out(folder, group.task)
         try:
-            end = await self._harness_end(execution, cell, report, group, folder)
+            if fault:
+                report.launched()
+                end = HarnessEnd("failed", -1, fault, 0.0)
+            else:
+                end = await self._harness_end(execution, cell, report, group, folder)
         except Exception as error:
             end = HarnessEnd("failed", -1, str(error), 0.0)
             raise
         finally:
-            with contextlib.suppress(RunFailed):  # a dead proxy fails the run by itself
-                await self._proxy.close_execution(execution)
-            self._closed(execution, end)
+            try:
+                with contextlib.suppress(RunFailed):  # a silent proxy fails the run by itself
+                    await self._proxy.close_execution(execution)
+            finally:
+                self._closed(execution, end)
         report.terminated(end.termination)
-        assessment = await self._assessment(execution, group, folder, end)
+        if fault:  # nothing to assess: the zero-reward placeholder of section 5.2
+            assessment = Assessment(execution, "placeholder", 0.0, detail=fault, time=time.time())
+        else:
+            assessment = await self._assessment(execution, group, folder, end)
         self._record.append(assessment)
         report.assessed(assessment.status != "unresolved")
         if not self._config.harness.keep_workspaces:
@@ -123,15 +143,6 @@ class Rollouts:
     async def _harness_end(
         self, execution: str, cell: int, report: Report, group: DispatchedGroup, folder: ExecutionFolder
     ) -> HarnessEnd:
-        """Lay out the workspace and run the harness to its end. A workspace that cannot be laid out is a failed
-        execution, except on a full disk, which ends the run."""
-        try:
-            ExecutionFolder.create(folder.path, group.task)
-        except (OSError, TaskError) as error:
-            if isinstance(error, OSError) and error.errno in DISK_REFUSES:
-                raise
-            report.launched()
-            return HarnessEnd("failed", -1, f"its workspace could not be laid out: {error}", 0.0)
         budget = self._config.harness.timeout_s
         base_url, key = await self._proxy.register(
             execution, self._routes.url(cell), time.time() + budget + CLOCK_MARGIN_S
@@ -142,10 +153,7 @@ class Rollouts:
     async def _assessment(
         self, execution: str, group: DispatchedGroup, folder: ExecutionFolder, end: HarnessEnd
     ) -> Assessment:
-        """Score the preserved workspace within what is left of the execution's whole budget. Where nothing was
-        ever laid out, a zero-reward placeholder stands in (section 5.2)."""
-        if not folder.task_file.exists():
-            return Assessment(execution, "placeholder", 0.0, detail=end.error, time=time.time())
+        """Score the preserved workspace within what is left of the execution's whole budget."""
         evaluation = self._config.task.evaluation_timeout_s * self._config.task.evaluation_attempts
         left = max(self._config.harness.timeout_s - end.seconds, 0.0) + evaluation
         assessed = await self._evaluator.assess(folder, group.task, time.monotonic() + left)
@@ -181,3 +189,15 @@ class Rollouts:
                 id=execution, state="closed", time=time.time(), termination=end.termination, error=end.error
             )
         )
+
+
+def _laid_out(folder: ExecutionFolder, task: Task) -> str | None:
+    """Lay out the workspace of one execution; the reason where that is impossible. A full disk is no such reason:
+    it concerns every execution and is raised."""
+    try:
+        ExecutionFolder.create(folder.path, task)
+    except (OSError, TaskError) as error:
+        if isinstance(error, OSError) and error.errno in DISK_REFUSES:
+            raise
+        return f"its workspace could not be laid out: {error}"
+    return None

@@ -18,12 +18,19 @@ from gyre_cli.config import assign
 from gyre_cli.errors import MisuseError
 
 PARTS = ("settings", "workload", "costs")
+MOST_EXECUTIONS = 5_000_000
+"""Some minutes of simulation."""
 
 
 def run_simulation(name: str, assignments: list[str], seed: int) -> tuple[Preset, SimulationResult]:
     """Simulate a preset with overrides: a setting of the scheduler, or `workload.x=`, `costs.x=`."""
     try:
         chosen = _overridden(preset(name), assignments)
+        settings = chosen.settings
+        if (executions := settings.steps * settings.groups_per_step * settings.group_size) > MOST_EXECUTIONS:
+            raise MisuseError(
+                f"{executions:,} executions are more than the {MOST_EXECUTIONS:,} one simulation may have"
+            )
         return chosen, simulate(chosen.settings, chosen.workload, chosen.costs, seed)
     except SchedulerError as error:
         raise MisuseError(str(error)) from None
@@ -79,8 +86,8 @@ def _spans(result: SimulationResult) -> list[Span]:
 def _overridden(chosen: Preset, assignments: list[str]) -> Preset:
     tree: dict[str, Any] = {}
     for assignment in assignments:
-        part = assignment.split("=")[0].split(".")[0]
-        assign(tree, assignment if part in PARTS else f"settings.{assignment}")
+        part, dot, _ = assignment.split("=")[0].partition(".")
+        assign(tree, assignment if part in PARTS and dot else f"settings.{assignment}")
     for part, values in tree.items():
         chosen = replace(chosen, **{part: _changed(getattr(chosen, part), values)})
     return chosen

@@ -25,8 +25,8 @@ def load_function(reference: str, purpose: str) -> Callable[..., Any]:
     module_name, _, name = reference.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise MisuseError(f"{purpose} {reference!r} cannot be loaded: {error}") from None
+    except (Exception, SystemExit) as error:  # a module of the user's may do anything while it is imported
+        raise MisuseError(f"{purpose} {reference!r} cannot be loaded: {error!r}") from None
     if not callable(function):
         raise MisuseError(f"{purpose} {reference!r} is not a function")
     return function
@@ -35,8 +35,16 @@ def load_function(reference: str, purpose: str) -> Callable[..., Any]:
 def load_tasks(source: str, seed: int) -> Iterator[Task]:
     """An endless iterator of checked tasks."""
     if ":" in source and not Path(source).exists():
-        return map(_checked, load_function(source, "task.source")(seed))
+        return map(_checked, _called(source, seed))
     return map(_checked, _repeat(_read_tasks(Path(source)), seed))
+
+
+def _called(source: str, seed: int) -> Iterator[Any]:
+    function = load_function(source, "task.source")
+    try:
+        return iter(function(seed))
+    except Exception as error:
+        raise MisuseError(f"task.source {source!r} gives no tasks: {error!r}") from None
 
 
 def _read_tasks(path: Path) -> list[Task]:
@@ -67,9 +75,11 @@ def _checked(task: Any) -> Task:
     for part in ("files", "harness"):
         if not isinstance(task.get(part, {}), dict):
             raise MisuseError(f"task {task['id']}: {part} is an object, not {str(task[part])[:80]!r}")
-    for name in task.get("files", {}):
-        if Path(name).is_absolute() or ".." in Path(name).parts:
+    for name, text in task.get("files", {}).items():
+        if not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
             raise MisuseError(f"task {task['id']}: file {name!r} lies outside the workspace")
+        if not isinstance(text, str):
+            raise MisuseError(f"task {task['id']}: file {name!r} must hold a string, not {str(text)[:80]!r}")
     return task
 
 

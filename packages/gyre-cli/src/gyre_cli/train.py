@@ -57,7 +57,9 @@ def run_training(config: RunConfig) -> dict[str, Any]:
         with Progress(plan.schedule.steps) as progress:
             progress.say(f"run directory {plan.run_dir}")
             summary = asyncio.run(_until_signal(_train(plan, progress)))
-        (plan.run_dir / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+        partial = plan.run_dir / "summary.json.partial"
+        partial.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+        partial.rename(plan.run_dir / "summary.json")
         write_report(plan.run_dir)
     except (HarnessNotFound, EvaluatorNotFound, TemplateError) as error:
         raise MisuseError(str(error)) from None
@@ -117,6 +119,10 @@ async def _train(plan: Plan, progress: Progress) -> dict[str, Any]:
         guard = stack.enter_context(Guard())
         evaluator = await stack.enter_async_context(_evaluator(config, guard))
         proxy, pool = await proxy_start, await pool_start
+        for group in (proxy.pid, *(cell.pid for cell in pool.cells.values())):
+            stack.enter_context(
+                guard.watching(group)
+            )  # they watch their input too, but a stopped process cannot
         progress.say(f"ready after {time.monotonic() - started:.0f} s; {plan.schedule.steps} steps to train")
         run = await stack.enter_async_context(_Run(plan, progress, record, proxy, pool, evaluator, guard))
         await run.to_end()

@@ -20,6 +20,7 @@ from gyre_trainer.pool import CellPool, StepResult
 from gyre_trainer.stream import MicroStepQueue
 
 from gyre_cli.admission import Admission, AdmittedGroup
+from gyre_cli.errors import RunFailed
 from gyre_cli.progress import Progress
 from gyre_cli.record import RunRecord
 from gyre_cli.rollouts import Rollouts
@@ -86,6 +87,11 @@ class Training:
     async def step(self, step: int, cells: tuple[int, ...]) -> None:
         stream = self._streams.pop(step)
         await stream.feeding
+        calls = sum(group.calls for group in stream.groups)
+        if calls and calls == sum(group.failed_calls for group in stream.groups):
+            raise RunFailed(
+                f"each of the {calls} model calls of step {step} failed; see logs/proxy.log and logs/engine0.log"
+            )
         result = await self._pool.step(stream.queue, cells)
         row = self._row(stream, result)
         self._record.metrics(row)

@@ -8,6 +8,7 @@ from typing import Any
 from gyre_trajtree import ROLES, TrajtreeError, Tree, executions, infer_roles, inspect, read_run_log
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from rich.tree import Tree as Picture
 
 from gyre_cli.errors import MisuseError
@@ -18,6 +19,8 @@ SHOWN = 40
 
 def inspect_log(log: Path, execution: str | None = None) -> dict[str, Any]:
     """Summaries of the executions of a run log. Raises MisuseError for a log that cannot be read."""
+    if log.exists() and not log.is_file():
+        raise MisuseError(f"{log} is not a file")
     try:
         result = inspect(read_run_log(log), execution)
     except TrajtreeError as error:
@@ -36,7 +39,7 @@ def show(log: Path, result: dict[str, Any], execution: str | None) -> None:
     for name in ("execution", "reward", "calls", "leaves", "unique tokens", "expanded", *ROLES):
         table.add_column(name, justify="left" if name == "execution" else "right")
     for row in result["executions"][:SHOWN]:
-        table.add_row(row["id"], *_figures(row, row["reward"]))
+        table.add_row(Text(row["id"]), *_figures(row, row["reward"]))
     totals = result["totals"]
     table.add_row(f"all {totals['executions']}", *_figures(totals, totals["mean_reward"]), style="bold")
     console.print(table)
@@ -48,16 +51,23 @@ def show(log: Path, result: dict[str, Any], execution: str | None) -> None:
 
 def draw(log: Path, execution: str) -> Picture:
     """The calls of one execution as a tree: tokens read + sampled, finish, versions, roles at the leaves."""
-    tree = Tree.from_calls(executions(read_run_log(log))[execution].calls)
+    calls = executions(read_run_log(log))[execution].calls
+    if not calls:
+        return Picture(Text(f"{execution} made no calls", style="bold"))
+    tree = Tree.from_calls(calls)
     roles = infer_roles(tree)
-    picture = Picture(f"[bold]{execution}[/bold]")
+    picture = Picture(Text(execution, style="bold"))
     places: dict[int, Picture] = {}
     for node in tree.nodes:
         call = node.call
-        label = f"{call.id[:12]}  +{len(call.input_ids)} read, {len(call.output_ids)} sampled, {call.finish}"
-        label += "".join(f", v{version}" for version in sorted({span[0] for span in call.versions}))
+        label = Text(
+            f"{call.id[:12]}  +{len(call.input_ids)} read, {len(call.output_ids)} sampled, {call.finish}"
+        )
+        label.append("".join(f", v{version}" for version in sorted({span[0] for span in call.versions})))
         if node.id in roles:
-            label += f"  [cyan]{roles[node.id].role}[/cyan] ({roles[node.id].confidence:.2f})"
+            label.append(f"  {roles[node.id].role}", style="cyan").append(
+                f" ({roles[node.id].confidence:.2f})"
+            )
         parent = places[node.parent.index] if node.parent else picture
         places[node.index] = parent.add(label)
     return picture

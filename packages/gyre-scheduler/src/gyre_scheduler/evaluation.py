@@ -219,7 +219,8 @@ class _Function:
         self._busy.add(worker)
         limit_s = min(timeout_s, deadline - time.monotonic())
         try:
-            answer = await asyncio.wait_for(_ask(worker, workspace, task), limit_s)
+            async with asyncio.timeout(limit_s):
+                answer = await _ask(worker, workspace, task)
         except TimeoutError:
             await self._end(worker)
             raise Unresolved(f"the evaluator ran longer than {limit_s:.1f} s") from None
@@ -250,7 +251,8 @@ class _Function:
             raise Unresolved(f"evaluator {self._spec!r} cannot be started: {error}") from None
         self._busy.add(worker)
         try:
-            hello = await asyncio.wait_for(_answer(worker), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                hello = await _answer(worker)
         except (TimeoutError, Unresolved):
             await self._end(worker)
             raise Unresolved(f"evaluator {self._spec!r} ended or hung while it was loaded") from None

@@ -101,12 +101,14 @@ async def _start(
 async def _wait(child: asyncio.subprocess.Process, timeout_s: float, grace_s: float) -> bool:
     """Wait for the child, within limits; whether the time limit ended it. The caller kills what is left."""
     try:
-        await asyncio.wait_for(child.wait(), max(timeout_s, 0.0))
+        async with asyncio.timeout(max(timeout_s, 0.0)):
+            await child.wait()
         return False
     except TimeoutError:
         _signal_group(child.pid, signal.SIGTERM)
     with suppress(TimeoutError):
-        await asyncio.wait_for(child.wait(), grace_s)
+        async with asyncio.timeout(grace_s):
+            await child.wait()
     return True
 
 

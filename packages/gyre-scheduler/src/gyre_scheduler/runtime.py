@@ -203,7 +203,8 @@ class Runtime:
 
     async def _next(self) -> Event:
         try:
-            item = await asyncio.wait_for(self._inbox.get(), self._stall_s)
+            async with asyncio.timeout(self._stall_s):  # wait_for of Python 3.11 may swallow a cancellation
+                item = await self._inbox.get()
         except TimeoutError:
             raise RunStalled(f"no event for {self._stall_s:g} s; waiting for {self._waiting_for()}") from None
         if isinstance(item, BaseException):

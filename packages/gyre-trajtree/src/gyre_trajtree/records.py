@@ -283,7 +283,11 @@ def _logprobs(value: Any, count: int) -> np.ndarray:
 def _check_spans(spans: list, count: int) -> None:
     position = 0
     for span in spans:
-        if len(span) != 3 or not all(type(number) is int for number in span):
+        if (
+            not isinstance(span, list | tuple)
+            or len(span) != 3
+            or not all(type(number) is int for number in span)
+        ):
             raise RecordError("call: each entry of 'versions' must be three integers: version, start, end")
         _, start, end = span
         if not position <= start <= end <= count:
