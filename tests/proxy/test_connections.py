@@ -2,10 +2,11 @@
 
 import asyncio
 
-from gyre_proxy.connections import Connections
+import httpx
+import pytest
+from gyre_proxy.connections import Connections, check_origin
 from gyre_proxy.flights import Signal
-
-DEADLINE_S = 20
+from proxy_stage import ADMIN, DEADLINE_S
 
 
 async def _answer(reader, writer):
@@ -56,3 +57,44 @@ def test_a_wait_that_times_out_or_is_cancelled_is_forgotten():
         assert await asyncio.gather(*waits) == [True] * 3
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:1", "https://engine.example/prefix", "http://[::1]:30000/"]
+)
+def test_an_address_that_can_be_connected_to_passes(url):
+    check_origin(url)
+
+
+BROKEN = (
+    "",
+    "http://",
+    "http://[::1",
+    "http://x:99999",
+    "http://x:0",
+    "http://x:y",
+    "ftp://x:1",
+    "x:1",
+    "http://a b:1",
+    "http://x:1/\r\nevil: 1",
+    "http://me:secret@x:1",
+    "http://x:1?q",
+    "http://a..b:1",
+    f"http://{'a' * 64}:1",
+    "\0",
+)
+
+
+@pytest.mark.parametrize("url", BROKEN)
+def test_an_address_that_cannot_be_connected_to_is_refused(url):
+    with pytest.raises(ValueError, match="must be a URL such as"):
+        check_origin(url)
+
+
+def test_an_engine_table_with_a_broken_address_is_refused_whole(scene):
+    proxy, engine = scene(["Hello."])
+    for url in BROKEN:
+        body = {"engines": [{"url": url}]}
+        answer = httpx.put(f"{proxy.url}/admin/engines", json=body, headers=ADMIN, timeout=DEADLINE_S)
+        assert answer.status_code == 400 and "must be a URL" in answer.text
+    assert list(proxy.admin("GET", "status")["engines"]) == [engine.url]

@@ -111,6 +111,10 @@ def test_a_full_disk_withholds_the_answer_and_service_resumes_with_space(
     [
         (["--tokenizer", "/nonexistent"], "no tokenizer.json"),
         (["--engine", "localhost:1"], "must be a URL"),
+        (["--engine", "http://[::1"], "must be a URL"),
+        (["--engine", "http://x:99999"], "must be a URL"),
+        (["--port", "99999"], "port must be from 0"),
+        (["--port", "-1"], "port must be from 0"),
         (["--strict"], "admin token"),
         (["--admin-token-env", "GYRE_TEST_UNSET"], "GYRE_TEST_UNSET is empty"),
         (["--admin-token-env", "GYRE_TEST_SET", "--admin-token-stdin"], "not allowed with"),

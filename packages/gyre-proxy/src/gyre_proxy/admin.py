@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import orjson
 
 from gyre_proxy.capability import issue, valid_execution
+from gyre_proxy.connections import check_origin
 from gyre_proxy.errors import BadRequest, Forbidden, NotFound, Unauthorised
 from gyre_proxy.executions import KEY_LIFETIME_S
 from gyre_proxy.gateway import Gateway
+from gyre_proxy.nesting import DEPTH, too_deep
 from gyre_proxy.router import Engine
 
 if TYPE_CHECKING:
@@ -88,6 +90,10 @@ def _open(application: "Application", given: Mapping, base_url: str) -> dict:
 def _engine(entry: object) -> Engine:
     if not isinstance(entry, dict) or not isinstance(entry.get("url"), str):
         raise BadRequest("every engine needs a 'url'", "engines")
+    try:
+        check_origin(entry["url"])
+    except ValueError as error:
+        raise BadRequest(str(error), "engines") from error
     version, admitting = entry.get("version"), entry.get("admitting", True)
     if version is not None and type(version) is not int:
         raise BadRequest("'version' must be an integer or null", "engines")
@@ -121,6 +127,8 @@ def _object(body: bytes) -> dict:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise BadRequest("the body must be a JSON object")
+    if too_deep(value):
+        raise BadRequest(f"the body nests deeper than {DEPTH} levels; flatten it")
     return value
 
 

@@ -7,6 +7,7 @@ connection, which tells the engine that nobody listens.
 """
 
 import asyncio
+import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -17,6 +18,18 @@ CONNECT_S = 5.0
 
 class ConnectionFailed(Exception):
     """The exchange did not reach its end; the message says where it broke."""
+
+
+def check_origin(url: str) -> None:
+    """Raises ValueError, in one line, for a URL that no connection could be made to."""
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        (parts.hostname or "").encode("idna")
+    except ValueError:
+        fine = False
+    if not fine or not re.fullmatch(r"[!-~]+", url) or re.search(r"[?#@]", url):
+        raise ValueError(f"engine {url!r} must be a URL such as http://127.0.0.1:30000")
 
 
 class Connections:

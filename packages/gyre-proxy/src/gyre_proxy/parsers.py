@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gyre_proxy.nesting import too_deep
+
 OPEN_THINK, CLOSE_THINK = "<think>", "</think>"
 OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
 
@@ -34,7 +36,7 @@ def hermes(block: str) -> tuple[str, str] | None:
         return None
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         return None
-    return (name, text) if _encodable(name + text) else None
+    return (name, text) if _encodable(name + text) and not too_deep(arguments) else None
 
 
 TOOL_PARSERS: dict[str, Callable[[str], tuple[str, str] | None]] = {"hermes": hermes}

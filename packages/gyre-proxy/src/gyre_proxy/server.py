@@ -27,6 +27,7 @@ from gyre_proxy.errors import (
 from gyre_proxy.evidence import hints
 from gyre_proxy.flights import Flight
 from gyre_proxy.gateway import Gateway
+from gyre_proxy.nesting import DEPTH, too_deep
 
 BODY_LIMIT = 64 * 2**20
 
@@ -202,6 +203,8 @@ def _object(headers: dict[bytes, bytes], body: bytes) -> dict:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise BadRequest("the body must be a JSON object")
+    if too_deep(value):
+        raise BadRequest(f"the body nests deeper than {DEPTH} levels; flatten it")
     return value
 
 

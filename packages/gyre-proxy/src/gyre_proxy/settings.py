@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gyre_proxy.connections import check_origin
 from gyre_proxy.errors import SettingsError
 from gyre_proxy.parsers import TOOL_PARSERS
 
@@ -63,8 +64,12 @@ class Settings:
                 "add --strict, or listen on 127.0.0.1"
             )
         for url in self.engines:
-            if not url.startswith(("http://", "https://")):
-                raise SettingsError(f"engine {url!r} must be a URL such as http://127.0.0.1:30000")
+            try:
+                check_origin(url)
+            except ValueError as error:
+                raise SettingsError(str(error)) from error
+        if not 0 <= self.port <= 65535:
+            raise SettingsError(f"port must be from 0 (any free one) to 65535, not {self.port}")
         if not 0 <= self.temperature < math.inf or not 0 < self.top_p <= 1:
             raise SettingsError("temperature must be a number >= 0 and top_p in (0, 1]")
         if self.top_k != -1 and self.top_k < 1:

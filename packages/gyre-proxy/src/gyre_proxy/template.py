@@ -76,7 +76,7 @@ class ChatTemplate:
                 add_generation_prompt=True,
                 **self._arguments,
             )
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+        except (jinja2.TemplateError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise BadRequest(f"the model's chat template refuses these messages: {error}") from error
 
     def suffix(self, messages: Sequence[Message]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from gyre_proxy.conversation import Answer, Conversation, Message, Request, ToolCall, merge_leading_system
 from gyre_proxy.dialects.fields import (
+    arguments_text,
     asked_sampling,
     check_known,
     flag_field,
@@ -147,7 +148,7 @@ def _tool_call(value: object) -> ToolCall:
         arguments = json_text(arguments)
     if not isinstance(arguments, str):
         raise BadRequest("tool call arguments must be a string of JSON", "messages")
-    return ToolCall(text_field(call, "id"), text_field(function, "name"), arguments)
+    return ToolCall(text_field(call, "id"), text_field(function, "name"), arguments_text(arguments))
 
 
 def _usage(done: Answer) -> dict:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 import orjson
 
 from gyre_proxy.errors import BadRequest
+from gyre_proxy.nesting import DEPTH, too_deep
 
 SAMPLING = ("temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty")
 
@@ -80,6 +81,19 @@ def mapping(value: object, what: str) -> Mapping:
 
 def json_text(value: object) -> str:
     return orjson.dumps(value).decode()
+
+
+def arguments_text(text: str) -> str:
+    """The arguments of a tool call, refused when they nest too deep to be compared and rendered."""
+    if text.count("{") + text.count("[") <= DEPTH:
+        return text
+    try:
+        deep = too_deep(orjson.loads(text))
+    except orjson.JSONDecodeError:
+        return text  # no JSON for any reader of this package: plain text
+    if deep:
+        raise BadRequest(f"tool call arguments nest deeper than {DEPTH} levels; flatten them")
+    return text
 
 
 def function_tool(name: object, description: object, parameters: object) -> dict:

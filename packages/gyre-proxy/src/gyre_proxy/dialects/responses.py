@@ -13,6 +13,7 @@ from gyre_proxy.conversation import Answer, Conversation, Message, Request, Tool
 from gyre_proxy.dialects.chat import content_text, tool_choice
 from gyre_proxy.dialects.chat import error as chat_error
 from gyre_proxy.dialects.fields import (
+    arguments_text,
     asked_sampling,
     check_known,
     flag_field,
@@ -158,7 +159,7 @@ def _call(item: Mapping, kinds: Mapping[str, Mapping[str, str]]) -> ToolCall:
     namespace = item.get("namespace")
     if namespace and kinds.get(f"{namespace}__{name}"):
         name = f"{namespace}__{name}"
-    return ToolCall(text_field(item, "call_id"), name, text_field(item, "arguments"))
+    return ToolCall(text_field(item, "call_id"), name, arguments_text(text_field(item, "arguments")))
 
 
 def _items(request: Request, done: Answer) -> list[dict]:
