@@ -230,6 +230,29 @@ def test_an_operation_that_makes_progress_outlives_its_deadline(start, monkeypat
     run(start(2, collective_timeout_s=0.5), body)
 
 
+def test_a_stopped_satellite_is_lost_by_the_deadline_of_operations(start):
+    async def body(pool):
+        await pool.to_training(0)
+        os.kill(pool.cells[1].pid, signal.SIGSTOP)
+        with pytest.raises(CellDied, match="did not answer 'enter_training' within 1 s"):
+            async with asyncio.timeout(10):  # well below what an engine may take to start
+                await pool.to_training(1)
+        assert list(pool.cells) == [0]
+
+    run(start(2, operation_timeout_s=1.0), body)
+
+
+def test_an_engine_that_starts_again_may_take_longer_than_an_operation(start, tmp_path):
+    async def body(pool):
+        await pool.to_training(0)
+        for flag in ("refuse-update", "slow-start"):
+            (tmp_path / "v0" / flag).touch()
+        await pool.to_rollout(0)
+        assert list(pool.cells) == [0] and (await pool.notices.get())[1]["engine"] == "restarted"
+
+    run(start(1, operation_timeout_s=1.5), body)
+
+
 def test_a_publication_names_the_cells_that_serve_it(start, tmp_path):
     async def body(pool):
         real = pool.cells[2].call

@@ -1,8 +1,9 @@
 """A stand-in for the engine server: the endpoints a cell uses, no model. Started as a module by the tests.
 
 It keeps its state in memory and answers on `/server_info` what was asked of it. A model directory that holds a file
-named `refuse-update` or `refuse-start` makes it fail there. Like the real one, it reads the directory of its weights
-when it starts, updates, or takes its memory back and was given no weights since.
+named `refuse-update` or `refuse-start` makes it fail there, one named `slow-start` slow to get ready. Like the real
+one, it reads the directory of its weights when it starts, updates, or takes its memory back and was given no weights
+since.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import json
 import os
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -24,6 +26,9 @@ def main() -> None:
     state["loaded"] = Path(options.model).exists()
     if not state["loaded"] or Path(options.model, "refuse-start").exists():
         sys.exit("this model cannot be served")
+
+    if Path(options.model, "slow-start").exists():
+        time.sleep(2.0)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):

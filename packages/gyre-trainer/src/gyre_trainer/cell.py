@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,12 @@ class Cell:
     def start(self, settings: CellSettings) -> dict[str, Any]:
         """Build the actor while the engine starts. Cell 0 is the core and owns the optimizer."""
         self.settings = settings
+        # An engine that hangs must be noticed, and replaced, while the driver still waits for this cell.
+        wait_s = min(settings.engine.request_timeout_s, settings.operation_timeout_s / 2)
         self.engine = EngineProcess(
             settings.model,
             settings.version,
-            settings.engine,
+            replace(settings.engine, request_timeout_s=wait_s),
             self._engine_log,
             self._notice,
             self._progress,

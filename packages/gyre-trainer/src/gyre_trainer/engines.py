@@ -37,6 +37,8 @@ PING_WAIT_S = 2.0
 """Least time an engine has to answer a health check."""
 MISSED_CHECKS = 5
 """Health checks missed in a row until an engine that still runs counts as dead."""
+TELL_INTERVAL_S = 0.5
+"""Time between two signs of progress while an engine that runs gets ready."""
 
 Notice = Callable[[dict[str, Any]], None]
 
@@ -45,7 +47,8 @@ class EngineProcess:
     """One engine and its supervisor thread. Methods block and may be called from any thread.
 
     `notice` is called with {"engine": "restarted" | "lost", "url", "version", "reason"}, and `progress` between
-    the parts of long operations. Each part takes at most `start_timeout_s` or `request_timeout_s`.
+    the parts of long operations, each of at most `request_timeout_s`, and again and again while an engine gets
+    ready, for at most `start_timeout_s`.
     """
 
     def __init__(
@@ -170,9 +173,13 @@ class EngineProcess:
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + self._settings.start_timeout_s
         while True:
+            left = deadline - time.monotonic()
             try:
-                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+                line = self._lines.get(timeout=min(max(0.0, left), TELL_INTERVAL_S))
             except queue.Empty:
+                if left > 0:
+                    self._progress()
+                    continue
                 self._end()
                 wait = self._settings.start_timeout_s
                 raise EngineError(f"the engine was not ready within {wait:g} s; see {self._log}") from None

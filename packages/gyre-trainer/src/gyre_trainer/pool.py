@@ -31,8 +31,6 @@ from gyre_trainer.statistics import TrainStatistics
 from gyre_trainer.stream import MicroStepQueue
 
 CORE = 0
-ENGINE_MARGIN_S = 10.0
-"""Seconds that a cell may show no progress beyond what its engine is given to start or to answer."""
 KEPT_PUBLICATIONS = 2
 """Published directories kept besides those that engines were given."""
 
@@ -289,7 +287,7 @@ class CellPool:
             )
             while self.published[0] != version:  # a publication came meanwhile
                 version, model = self.published
-                await process.call("load_engine", timeout_s=self._engine_wait, model=model, version=version)
+                await process.call("load_engine", model=model, version=version)
         except BaseException:
             del self._models[cell]
             if process is not None:
@@ -329,13 +327,6 @@ class CellPool:
         """Cells in the order of groups, those in training first; without losses the order of cells."""
         return sorted(self.cells, key=lambda index: (index != CORE, self.roles[index] != "training", index))
 
-    @property
-    def _engine_wait(self) -> float:
-        """Seconds without progress after which a cell whose engine is changing counts as dead."""
-        engine = self.settings.engine
-        longest = max(engine.start_timeout_s, engine.request_timeout_s) + ENGINE_MARGIN_S
-        return max(self.settings.operation_timeout_s, longest)
-
     async def _essential(self, cell: int, operation: str, **arguments: Any) -> Any:
         """Change what the cell's engine does. Without that it is of no use: it is killed when it fails, and
         CellDied raised.
@@ -347,7 +338,7 @@ class CellPool:
             raise CellDied(cell, "it was lost before")
         process = self.cells[cell]
         try:
-            return await process.call(operation, timeout_s=self._engine_wait, **arguments)
+            return await process.call(operation, **arguments)
         except CellDied:
             raise
         except CellError as error:

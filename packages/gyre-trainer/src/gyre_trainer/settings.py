@@ -75,6 +75,6 @@ class CellSettings:
     start_timeout_s: float = 120.0
     """Seconds a cell may take from its start until model and engine are ready."""
     operation_timeout_s: float = 120.0
-    """Seconds any later operation of a cell may take; a cell that takes longer counts as dead."""
+    """Seconds any later operation of a cell may go without progress; a cell that takes longer counts as dead."""
     collective_timeout_s: float = 30.0
     """Seconds a collective over a prefix of cells, or a weight transfer, may take."""
