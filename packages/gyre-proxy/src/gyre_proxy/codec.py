@@ -1,8 +1,8 @@
 """Owns the tokenizer directory: text to token ids and back, prompts from conversations.
 
-Invariants: only template text yields control tokens; the same strings inside a user's or a tool's text are
-encoded as plain text. Nothing is added to an encoded text (the template writes its own BOS). The tokens of a
-suffix never depend on the tokens before it.
+Invariants: only template text yields control tokens; the same strings inside a user's or a tool's text, a tool's
+schema or a call's arguments are encoded as plain text. Nothing is added to an encoded text (the template writes
+its own BOS). The tokens of a suffix never depend on the tokens before it.
 """
 
 import json
@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import orjson
 from tokenizers import Tokenizer
 
-from gyre_proxy.conversation import Message
+from gyre_proxy.conversation import Message, ToolCall, texts
 from gyre_proxy.errors import TokenizerError
 from gyre_proxy.template import ChatTemplate
 
@@ -58,8 +59,9 @@ class Codec:
 
     def encode_prompt(self, messages: Sequence[Message], tools: Sequence[dict] = ()) -> list[int]:
         """Token ids of the whole prompt. Raises BadRequest when the template refuses the messages."""
-        mark = _free_mark(messages)
-        return self._encode(self.template.render(self._guarded(messages, mark), tools), mark)
+        mark = _free_mark(messages, tools)
+        guarded = [_guard_value(tool, self._tag_pattern, mark) for tool in tools]
+        return self._encode(self.template.render(self._guarded(messages, mark), guarded), mark)
 
     def encode_suffix(self, messages: Sequence[Message], ended: bool) -> list[int]:
         """Token ids between a recorded answer and the next one; only in mode "suffix".
@@ -92,10 +94,28 @@ class Codec:
 
     def _guard(self, message: Message, mark: str) -> Message:
         pattern = self._tag_pattern if message.role in _TAG_ROLES else self._special_pattern
-        if pattern is None:
-            return message
-        text = pattern.sub(lambda found: found[0][0] + mark + found[0][1:], message.text)
-        return message if text == message.text else replace(message, text=text)
+        return replace(
+            message,
+            text=_guard_text(message.text, pattern, mark),
+            reasoning=_guard_text(message.reasoning, pattern, mark),
+            tool_calls=tuple(self._guard_call(call, mark) for call in message.tool_calls),
+            call_id=_guard_text(message.call_id, self._tag_pattern, mark),
+        )
+
+    def _guard_call(self, call: ToolCall, mark: str) -> ToolCall:
+        """Arguments are guarded as the values they stand for: JSON escapes can hide a control token's string."""
+        value = call.parsed()
+        guarded = _guard_value(value, self._tag_pattern, mark)
+        if guarded == value:
+            arguments = call.arguments
+        else:
+            plain = value == call.arguments  # no JSON
+            arguments = guarded if plain else orjson.dumps(guarded).decode()
+        return ToolCall(
+            _guard_text(call.id, self._tag_pattern, mark),
+            _guard_text(call.name, self._tag_pattern, mark),
+            arguments,
+        )
 
     def _prove(self) -> tuple[int | None, str | None]:
         """(turn-end id, None) when suffixes are stable, (None, reason) otherwise."""
@@ -134,10 +154,31 @@ def _alternatives(strings: Sequence[str] | set[str]) -> re.Pattern | None:
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
-def _free_mark(messages: Sequence[Message]) -> str:
+def _guard_text(text: str, pattern: re.Pattern | None, mark: str) -> str:
+    if pattern is None or not text:
+        return text
+    return pattern.sub(lambda found: found[0][0] + mark + found[0][1:], text)
+
+
+def _guard_value(value: object, pattern: re.Pattern | None, mark: str) -> object:
+    """A JSON value with every string in it guarded, keys included."""
+    if isinstance(value, str):
+        return _guard_text(value, pattern, mark)
+    if isinstance(value, list):
+        return [_guard_value(inner, pattern, mark) for inner in value]
+    if isinstance(value, dict):
+        return {
+            _guard_text(key, pattern, mark): _guard_value(inner, pattern, mark)
+            for key, inner in value.items()
+        }
+    return value
+
+
+def _free_mark(messages: Sequence[Message], tools: Sequence[dict] = ()) -> str:
     """A noncharacter that none of the texts holds."""
+    held = list(texts(messages, tools))
     for mark in map(chr, range(0xFDD2, 0xFDF0)):
-        if not any(mark in m.text for m in messages):
+        if not any(mark in text for text in held):
             return mark
     return "\ufdd0"
 

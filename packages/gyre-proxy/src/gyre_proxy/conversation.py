@@ -4,7 +4,7 @@ Invariant: two requests that mean the same to the model have equal conversations
 (string or list content, cache marks, volatile ids). Values only, no I/O.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -84,6 +84,32 @@ class Answer:
     completion_tokens: int
     stop_string: str | None = None
     """The client's stop string that ended the answer; it is in the tokens, not in the text."""
+
+
+def texts(messages: Iterable[Message], tools: Iterable[dict] = ()) -> Iterator[str]:
+    """Every string that a chat template could show of messages and tools, keys of objects included."""
+    for message in messages:
+        yield message.text
+        yield message.reasoning
+        yield message.call_id
+        for call in message.tool_calls:
+            yield call.id
+            yield call.name
+            yield from strings(call.parsed())
+    yield from strings(list(tools))
+
+
+def strings(value: object) -> Iterator[str]:
+    """Every string inside a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for inner in value:
+            yield from strings(inner)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from strings(inner)
 
 
 def merge_leading_system(messages: list[Message]) -> tuple[Message, ...]:
