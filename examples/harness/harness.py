@@ -102,6 +102,10 @@ class Workspace:
 
     def __init__(self, folder: str):
         self.folder = os.path.realpath(folder)
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+        except OSError as error:
+            raise TaskError(f"cannot make the workspace {folder}: {error}") from None
 
     def locate(self, path: str) -> str | None:
         """The one relative name of `path`, or None where it would leave the workspace."""

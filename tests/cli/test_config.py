@@ -28,6 +28,15 @@ def test_set_beats_environment_beats_file_beats_default(tmp_path, monkeypatch):
         ("schedule.steps=many", "schedule.steps"),
         ("schedule.policy=lazy", "schedule.policy"),
         ("nonsense", "--set takes"),
+        ("schedule..steps=3", "--set takes"),
+        ("seed=1000000000000000000000000000000", "seed"),
+        ("training.betas=[NaN, 0.5]", "training.betas"),
+        ("training.betas=[2, 0.5]", "training.betas"),
+        ("harness.timeout_s=Infinity", "harness.timeout_s"),
+        ('harness.env={"A": "a\\u0000b"}', "cannot be written"),
+        ('harness.env={"A=B": "x"}', "harness.env"),
+        ('task.source="\\ud800"', "cannot be written"),
+        ("seed=" + "[" * 100_000, "seed"),
         ("seed.x=1", "seed"),
     ],
 )
@@ -44,6 +53,21 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     broken.write_text("[schedule\n")
     with pytest.raises(MisuseError, match="cannot be read"):
         load_config(broken)
+
+
+@pytest.mark.parametrize("name", ["GYRE_SCHEDULE", "GYRE_HARNESS__COMMAND", "GYRE_HARNESS__ENV"])
+def test_a_variable_that_is_not_json_where_it_must_be_is_named(monkeypatch, name):
+    monkeypatch.setenv(name, "{bad")
+    with pytest.raises(MisuseError) as error:
+        load_config()
+    assert name in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_of_a_hundred_thousand_brackets_is_refused(tmp_path):
+    path = tmp_path / "deep.toml"
+    path.write_text("a = " + "[" * 100_000)
+    with pytest.raises(MisuseError, match="cannot be read"):
+        load_config(path)
 
 
 def test_a_file_does_not_leak_into_the_next_load(tmp_path):

@@ -99,7 +99,8 @@ def test_paths_of_the_other_commands_are_checked(tmp_path):
     refused(gyre("proxy", "serve", "--tokenizer", str(tmp_path)), "--record")
     refused(gyre("schedule", "simulate", "--preset", "none"), "there is no preset")
     refused(gyre("schedule", "simulate", "--set", "costs.publish_hours=x"), "publish_hours")
-    refused(gyre("model", "tiny", str(broken)), "already holds something")
+    refused(gyre("model", "tiny", str(broken)), "cannot be made a folder")
+    refused(gyre("model", "tiny", str(tmp_path)), "already holds something")
 
 
 def test_the_proxy_command_takes_the_proxys_own_arguments():

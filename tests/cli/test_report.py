@@ -72,3 +72,47 @@ def test_a_timeline_draws_each_span_in_its_row():
 
 def test_a_sparkline_holds_its_bounds():
     assert sparkline([-1.0, 0.0, 0.5, 1.0, 2.0]) == "▁▁▅██"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("run.jsonl", b"garbage\n"),
+        ("summary.json", b'{"torn": '),
+        ("summary.json", b"[1]"),
+        ("metrics.jsonl", b'{"step": 1}\n'),
+        ("metrics.jsonl", b'{"step": 1, "reward_mean": null, "staleness_mean": 0}\n'),
+        ("metrics.jsonl", b"[1]\n"),
+    ],
+)
+def test_what_no_run_writes_is_named(run_dir, name, content):
+    (run_dir / name).write_bytes(content)
+    with pytest.raises(MisuseError, match=name):
+        write_report(run_dir)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"cell": 10_000_000, "role": "rollout"}, {"role": "rollout"}, {"cell": "x", "role": "r"}]
+)
+def test_an_event_that_no_run_writes_is_named(run_dir, fields):
+    with RunLogWriter(run_dir / "run.jsonl") as log:
+        log.append(Event("role", 111.0, fields))
+    with pytest.raises(MisuseError, match="event that no run writes"):
+        write_report(run_dir)
+
+
+def test_a_configuration_in_another_encoding_is_shown(run_dir):
+    (run_dir / "config.toml").write_bytes(b"seed = 1 # \xe9")
+    assert "seed = 1" in write_report(run_dir).read_text()
+
+
+def test_ids_are_shown_as_they_are(tmp_path, capsys):
+    from gyre_cli.trees import inspect_log, show
+    from gyre_trajtree import Call
+
+    with RunLogWriter(tmp_path / "run.jsonl") as log:
+        log.append(Call("[/]", "task:bug:[/bold][red]7", [1], [2], logprobs=[-1.0]))
+    result = inspect_log(tmp_path / "run.jsonl")
+    show(tmp_path / "run.jsonl", result, None)
+    show(tmp_path / "run.jsonl", result, "task:bug:[/bold][red]7")
+    assert capsys.readouterr().out.count("task:bug:[/bold][red]7") == 3

@@ -27,6 +27,8 @@ def test_a_file_is_repeated_in_a_seeded_order(tmp_path):
         ("[1]", "a task is an object"),
         ('{"id": "a"}', "a task is an object"),
         ('{"id": "a", "prompt": "p", "files": {"../x": ""}}', "outside the workspace"),
+        ('{"id": "a", "prompt": "p", "files": {"x\\u0000": ""}}', "outside the workspace"),
+        ('{"id": "a", "prompt": "p", "files": {"x": 5}}', "must hold a string"),
         ('{"id": "a", "prompt": "p", "files": ["x"]}', "task a: files is an object"),
         ('{"id": "a", "prompt": "p", "harness": 7}', "task a: harness is an object, not '7'"),
     ],
@@ -43,3 +45,21 @@ def test_a_missing_source_and_function_are_named(tmp_path):
         load_function("no.such:thing", "task.source")
     with pytest.raises(MisuseError, match="json:nothing"):
         load_function("json:nothing", "task.source")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(seed): raise OSError('no')",
+        "def f(seed): return 5",
+        "raise SystemExit(7)",
+        "def f(seed:",
+        "1 / 0",
+    ],
+)
+def test_a_module_that_fails_in_any_way_is_named(tmp_path, monkeypatch, text):
+    name = f"source_{abs(hash(text))}"
+    (tmp_path / f"{name}.py").write_text(text + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MisuseError, match=name):
+        load_tasks(f"{name}:f", 0)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 860, 56, 16, 14, 38
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 860, 56, 16, 26, 38
 
 STYLE = """
 :root{--ink:#1c2733;--soft:#667;--paper:#fff;--grid:#e3e7ee;--a:#2463c9;--b:#c2571a;--c:#2c8a57;--d:#7a4fb5}
@@ -132,5 +132,5 @@ def _axes(x0, x1, y0, y1, place_x, place_y, height, x_label, y_label) -> str:
             f'<text x="{place_x(value):.1f}" y="{height - 20}" text-anchor="middle">{value:g}</text>'
         )
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{height - 3}" text-anchor="end">{escape(x_label)}</text>')
-    parts.append(f'<text x="{LEFT}" y="{TOP - 2}">{escape(y_label)}</text>')
+    parts.append(f'<text x="{LEFT}" y="{TOP - 12}">{escape(y_label)}</text>')
     return "".join(parts)

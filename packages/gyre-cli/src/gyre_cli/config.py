@@ -7,6 +7,7 @@ run directory, so a run directory is self-contained and `gyre train --config RUN
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -194,8 +195,9 @@ def load_config(
     _TomlSource.values = _read_toml(path) if path else {}
     try:
         return RunConfig(**explicit)
-    except SettingsError as error:
-        raise MisuseError(f"environment refused: {error}; lists and tables are written as JSON") from None
+    except SettingsError:
+        given = ", ".join(sorted(name for name in os.environ if name.startswith("GYRE_")))
+        raise MisuseError(f"one of {given} is not JSON, which tables and lists have to be") from None
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {_said(e)}" for e in error.errors())
         raise MisuseError(f"configuration refused: {faults}") from None
@@ -241,13 +243,26 @@ def _without_none(value: Any) -> Any:
     return value
 
 
+NOT_SET = {
+    "model": {"path": "a Hugging Face folder; the built-in tiny model where it is not set"},
+    "schedule": {
+        "phi": "extra dispatch; where it is not set elastic 0.5, async 1.5, colocate 0",
+        "mu": "steps of a burst; where it is not set elastic 3, async 1, colocate 4",
+    },
+}
+"""Settings without a value of their own, which a printed configuration mentions as comments."""
+
+
 def to_toml(values: dict[str, Any]) -> str:
     """`RunConfig.dump()` as TOML text: top-level values first, then one table a section."""
     lines = [f"{key} = {_toml_value(value)}" for key, value in values.items() if not isinstance(value, dict)]
     for name, table in values.items():
-        if isinstance(table, dict) and table:
+        if isinstance(table, dict):
             lines += ["", f"[{name}]"]
             lines += [f"{key} = {_toml_value(value)}" for key, value in table.items()]
+            lines += [
+                f"# {key} =    # {why}" for key, why in NOT_SET.get(name, {}).items() if key not in table
+            ]
     return "\n".join(lines) + "\n"
 
 

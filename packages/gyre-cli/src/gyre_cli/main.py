@@ -17,8 +17,7 @@ import typer
 
 from gyre_cli.errors import CommandError, MisuseError
 
-HELP = "Elastic reinforcement learning for agents that work for hours through unmodified harnesses."
-app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 model_app = typer.Typer(help="Models that come with Gyre.", no_args_is_help=True)
 proxy_app = typer.Typer(help="The black-box token-in/token-out proxy.", no_args_is_help=True)
 engine_app = typer.Typer(help="The embedded rollout engine (SGLang's HTTP API).", no_args_is_help=True)
@@ -36,8 +35,15 @@ for name, sub in (
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on the last line of standard output.")
 ]
+SetSimulated = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Override a setting of the preset, costs.NAME or workload.NAME."
+    ),
+]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="a.b=c", help="Override one setting; repeatable.")
+    list[str] | None,
+    typer.Option("--set", metavar="a.b=c", help="Override one setting of --dry-run; repeatable."),
 ]
 
 
@@ -48,6 +54,26 @@ def emit(result: dict[str, Any]) -> None:
     )
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"gyre {version('gyre-cli')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Elastic reinforcement learning for agents that work for hours through unmodified harnesses.
+
+    Start with `gyre train`; look at the result with `gyre report` and `gyre tree inspect`.
+    """
+
+
 @app.command()
 def train(
     config: Annotated[Path | None, typer.Option("--config", help="TOML file of the run.")] = None,
@@ -56,7 +82,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Seed of tasks and sampling.")] = None,
     run_dir: Annotated[Path | None, typer.Option("--run-dir", help="New or empty folder of the run.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")
+        bool, typer.Option("--dry-run", help="Print the configuration and stop: a start for --config.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -180,7 +206,7 @@ def schedule_simulate(
     preset: Annotated[
         str, typer.Option(help="quickstart, nl2repo-e0, nl2repo-a0 or nl2repo-c0.")
     ] = "quickstart",
-    set_: Set = None,
+    set_: SetSimulated = None,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
     html: Annotated[
         Path | None, typer.Option("--html", help="Also write roles and waterlevel as a page.")
@@ -193,7 +219,8 @@ def schedule_simulate(
     chosen, result = run_simulation(preset, set_ or [], seed)
     if html:
         write_simulation(html, preset, chosen, result)
-    emit(figures(result)) if json else show_simulation(preset, chosen, result)
+    named = {"preset": preset, "paper_hours": chosen.paper_hours}
+    emit(named | figures(result)) if json else show_simulation(preset, chosen, result)
 
 
 class Terminated(CommandError):

@@ -97,45 +97,62 @@ def training_share(data: RunData) -> dict[int, float]:
 
 def render_report(run_dir: Path, data: RunData, summary: dict[str, Any] | None) -> str:
     """The page as HTML text."""
-    steps = [(row["step"], row) for row in data.metrics]
     share = ", ".join(f"cell {cell} {value:.0%}" for cell, value in training_share(data).items())
     config = run_dir / "config.toml"
+    text = (
+        f"<pre>{escape(config.read_text(errors='replace'))}</pre>"
+        if config.exists()
+        else "<p>No config.toml.</p>"
+    )
     sections = [
         (
             "Reward",
-            line_chart(
-                {"mean reward": [(s, r["reward_mean"]) for s, r in steps]}, "training step", "mean reward"
-            ),
+            line_chart({"mean reward": _by_step(data, "reward_mean")}, "training step", "mean reward"),
         ),
         (
             "Roles of the cells",
-            f"<p>Time in training: {escape(share) or 'none yet'}.</p>"
+            "<p>The core (cell 0) owns the optimizer and trains first; satellites join while rollouts drain. "
+            f"Time in training: {escape(share) or 'none yet'}.</p>"
             + role_timeline(data.spans, data.cells, data.end),
         ),
         (
             "Waterlevel",
-            line_chart({"waterlevel": _thin(data.waterlevel)}, "seconds", "executions queued or running"),
+            "<p>Executions dispatched and not yet ended: as it falls, cells become free to train.</p>"
+            + line_chart({"waterlevel": _thin(data.waterlevel)}, "seconds", "executions queued or running"),
         ),
         (
             "Staleness",
-            line_chart(
-                {"staleness": [(s, r["staleness_mean"]) for s, r in steps]},
-                "training step",
-                "mean staleness of the step",
+            "<p>Training steps between the version at which a group was dispatched and the one that consumed it.</p>"
+            + line_chart(
+                _staleness(data, summary), "training step", "mean staleness of the step, and its target"
             ),
         ),
-        (
-            "Summary",
-            _table(summary or {"state": "the run has not finished; this page shows what is durable so far"}),
-        ),
-        (
-            "Configuration",
-            f"<pre>{escape(config.read_text(errors='replace'))}</pre>"
-            if config.exists()
-            else "<p>No config.toml.</p>",
-        ),
+        ("Summary", _table(_shown(summary))),
+        ("Configuration", text),
     ]
     return page(f"Gyre run {run_dir.name}", sections)
+
+
+def _by_step(data: RunData, name: str) -> list[tuple[float, float]]:
+    return [(row["step"], row[name]) for row in data.metrics]
+
+
+def _staleness(data: RunData, summary: dict[str, Any] | None) -> dict[str, list[tuple[float, float]]]:
+    measured = _by_step(data, "staleness_mean")
+    target = (summary or {}).get("staleness_target")
+    if not measured or not isinstance(target, int | float):
+        return {"staleness": measured}
+    return {
+        "staleness": measured,
+        "target": [(step, float(target)) for step in (measured[0][0], measured[-1][0])],
+    }
+
+
+def _shown(summary: dict[str, Any] | None) -> dict[str, Any]:
+    """The summary for people: without the rewards, which the first chart shows."""
+    if summary is None:
+        return {"state": "the run has not finished; this page shows what is durable so far"}
+    return {key.replace("_", " "): value for key, value in summary.items() if key != "rewards"}
 
 
 def _thin(points: list[tuple[float, float]], limit: int = 800) -> list[tuple[float, float]]:

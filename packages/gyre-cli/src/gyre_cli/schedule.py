@@ -50,17 +50,29 @@ def show_simulation(name: str, chosen: Preset, result: SimulationResult) -> None
     table = Table(box=None, show_header=False, padding=(0, 2))
     table.add_column(style="dim")
     table.add_row("preset", f"{name} ({chosen.settings.policy})")
-    for key, value in figures(result).items():
-        table.add_row(key.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value))
+    for key, value in _readable(result).items():
+        table.add_row(key, value)
     if chosen.paper_hours:
         table.add_row("hours in the paper", f"{chosen.paper_hours:g}")
     Console().print(table)
 
 
+def _readable(result: SimulationResult) -> dict[str, str]:
+    rows = {
+        key.replace("_", " "): f"{value:.3f}" if isinstance(value, float) else str(value)
+        for key, value in figures(result).items()
+    }
+    return rows | {
+        "hours": f"{result.hours:.2f}" if result.hours >= 1 else f"{result.hours * 3600:.0f} seconds"
+    }
+
+
 def write_simulation(path: Path, name: str, chosen: Preset, result: SimulationResult) -> None:
     """Write roles and waterlevel over time as one page (the paper's Figures 1 and 6)."""
     cells = len(chosen.settings.cells)
+    rows = "".join(f"<tr><th>{key}</th><td>{value}</td></tr>" for key, value in _readable(result).items())
     sections = [
+        ("Figures", f"<table>{rows}</table>"),
         ("Roles of the cells", role_timeline(_spans(result), cells, result.hours, unit="hours")),
         (
             "Waterlevel",

@@ -57,6 +57,7 @@ def outcomes(run: Run) -> dict[str, int]:
 def show_summary(summary: dict[str, Any]) -> None:
     """Print a summary for people on standard output."""
     gain = summary["reward_last3"] - summary["reward_first3"]
+    shown = f"({gain:+.3f})" if summary["steps"] >= 2 * EDGE else "(the same steps in part)"
     table = Table(box=None, show_header=False, padding=(0, 2))
     table.add_column(style="dim")
     excluded = ", ".join(f"{reason} {count:,}" for reason, count in summary["excluded_tokens"].items())
@@ -64,7 +65,7 @@ def show_summary(summary: dict[str, Any]) -> None:
         (
             "reward",
             f"{summary['reward_first3']:.3f} in the first {EDGE} steps, {summary['reward_last3']:.3f} in the last "
-            f"({gain:+.3f})  {sparkline(summary['rewards'])}",
+            f"{shown}  {sparkline(summary['rewards'])}",
         ),
         (
             "steps",
@@ -90,6 +91,10 @@ def show_summary(summary: dict[str, Any]) -> None:
             f"{summary['same_version_tokens']:,} tokens at equal weights",
         ),
         ("run", summary["run_dir"]),
+        (
+            "look at",
+            f"{summary['run_dir']}/report.html, and: gyre tree inspect {summary['run_dir']}/run.jsonl",
+        ),
     ):
         table.add_row(name, value)
     Console(soft_wrap=True).print(table)

@@ -36,17 +36,20 @@ def show(log: Path, result: dict[str, Any], execution: str | None) -> None:
     if execution is not None:
         console.print(draw(log, execution))
     table = Table(box=None, header_style="dim")
-    for name in ("execution", "reward", "calls", "leaves", "unique tokens", "expanded", *ROLES):
-        table.add_column(name, justify="left" if name == "execution" else "right")
+    table.add_column("execution", no_wrap=True)
+    for name in ("reward", "calls", "unique", "expanded"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("leaves by role")
     for row in result["executions"][:SHOWN]:
         table.add_row(Text(row["id"]), *_figures(row, row["reward"]))
     totals = result["totals"]
-    table.add_row(f"all {totals['executions']}", *_figures(totals, totals["mean_reward"]), style="bold")
+    table.add_row(f"all {totals['executions']:,}", *_figures(totals, totals["mean_reward"]), style="bold")
     console.print(table)
-    if len(result["executions"]) > SHOWN:
-        console.print(
-            f"first {SHOWN} of {len(result['executions'])} executions; --json lists all", style="dim"
-        )
+    console.print("unique: tokens of the tree; expanded: of all its paths written out", style="dim")
+    if execution is None:
+        more = len(result["executions"]) - SHOWN
+        rest = f"; {more:,} more executions with --json" if more > 0 else ""
+        console.print(f"one execution as a tree: --execution ID{rest}", style="dim")
 
 
 def draw(log: Path, execution: str) -> Picture:
@@ -74,9 +77,6 @@ def draw(log: Path, execution: str) -> Picture:
 
 
 def _figures(row: dict[str, Any], reward: float | None) -> list[str]:
-    counts = [f"{row[key]:,}" for key in ("calls", "leaves", "unique_tokens", "expanded_tokens")]
-    return [
-        "-" if reward is None else f"{reward:.3f}",
-        *counts,
-        *(str(row["roles"].get(role, "")) for role in ROLES),
-    ]
+    counts = [f"{row[key]:,}" for key in ("calls", "unique_tokens", "expanded_tokens")]
+    roles = ", ".join(f"{row['roles'][role]:,} {role}" for role in ROLES if role in row["roles"])
+    return ["-" if reward is None else f"{reward:.3f}", *counts, roles]

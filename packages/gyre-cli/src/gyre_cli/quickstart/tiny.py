@@ -7,6 +7,7 @@ runs on one thread while it trains.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -159,12 +160,13 @@ def show(done: int, total: int) -> None:
     print(f"\rstep {done} of {total}", end="", flush=True)
 
 
-def main(arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        print("usage: python -m gyre_cli.quickstart.tiny OUT", file=sys.stderr)
-        return 2
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m gyre_cli.quickstart.tiny", description="Make the tiny model."
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write, made where it is missing")
     try:
-        build(Path(arguments[0]), progress=show)
+        build(parser.parse_args().out, progress=show)
     except MisuseError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -173,4 +175,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
