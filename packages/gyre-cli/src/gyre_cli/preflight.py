@@ -16,6 +16,7 @@ from gyre_proxy.errors import ProxyError
 from gyre_scheduler import SchedulerSettings
 from gyre_scheduler.errors import SchedulerError
 from gyre_scheduler.executions import Harness
+from gyre_trainer import model_folder
 from gyre_trainer.errors import TrainerError
 from gyre_trainer.settings import AdamSettings, CellSettings, EngineSettings, ObjectiveSettings
 
@@ -39,17 +40,16 @@ class Plan:
     harness: Harness
     schedule: SchedulerSettings
     cells: CellSettings
-    codec: Codec
 
 
 def prepare(config: RunConfig) -> Plan:
     """Check a configuration and make its run directory. Raises MisuseError with one line."""
     model = _resolved(config.model.path or model_path(), "model.path")
     try:
+        _check_model(model, config.cells.context_length)
         return Plan(
             config=config,
             model=model,
-            codec=_codec(model),
             tasks=load_tasks(config.task.source, config.seed),
             harness=_harness(config),
             schedule=_schedule(config),
@@ -67,10 +67,16 @@ def _resolved(path: Path, what: str) -> Path:
         raise MisuseError(f"{what} {path} cannot be followed: {error}") from None
 
 
-def _codec(model: Path) -> Codec:
+def _check_model(model: Path, context_length: int) -> None:
+    """A model that an engine and an actor can load, with a tokenizer and chat template that belong to it."""
     if not model.is_dir():
         raise MisuseError(f"model.path {model} is not a folder; give a Hugging Face model directory")
-    return Codec(model)
+    facts = model_folder.check(model)
+    if context_length > facts.context:
+        raise MisuseError(
+            f"cells.context_length {context_length} is more than the {facts.context} tokens of the model in {model}"
+        )
+    Codec(model)
 
 
 def _harness(config: RunConfig) -> Harness:
