@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from gyre_trainer.engine import Engine, GenerateRequest
-from gyre_trainer.errors import EngineError, EngineReleased, ModelError, RequestError
+from gyre_trainer.errors import EngineReleased, ModelError, RequestError, SettingsError
 from gyre_trainer.generation import Sampling
 
 WAIT_S = 30
@@ -289,5 +289,18 @@ def test_a_fault_of_the_model_is_reported_and_ends_the_thread(run, monkeypatch):
 
 
 def test_a_context_the_model_was_not_made_for_is_refused(models):
-    with pytest.raises(EngineError, match="between 2 and 4096"):
+    with pytest.raises(SettingsError, match="between 2 and 4096"):
         Engine(models["1"], print, print, context_length=4097)
+
+
+def test_weights_that_find_no_memory_leave_the_old_ones_in_force(run, models, monkeypatch):
+    running = run()
+
+    def without_memory(*arguments):
+        raise RuntimeError("not enough memory\nmore of it")
+
+    monkeypatch.setattr("gyre_trainer.engine.Qwen3.load", without_memory)
+    version = running.engine.generation.version
+    with pytest.raises(ModelError, match="cannot be loaded: not enough memory$"):
+        running.engine.update(str(models["2"]), "9").result(WAIT_S)
+    assert running.engine.alive and running.engine.generation.version == version

@@ -66,6 +66,7 @@ DAMAGES = {
         writing("generation_config.json", '{"eos_token_id": ["a"]}'),
         "generation_config.json: eos",
     ),
+    "eos of lists": (changing(eos_token_id=[[1]]), "config.json: eos"),
     "eos outside": (writing("generation_config.json", '{"eos_token_id": 96}'), "generation_config.json: eos"),
     "a list to generate by": (writing("generation_config.json", "[]"), "generation_config.json must hold"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "no *.safetensors file"),

@@ -60,6 +60,28 @@ def test_a_taken_port_is_one_line_and_exit_1(models, capsys):
     assert error.startswith("error: cannot listen on 127.0.0.1:") and error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--threads", "0"), "threads"),
+        (("--device", "foo"), "device 'foo'"),
+        (("--device", "meta"), "device 'meta'"),
+        (("--max-running", "-1"), "max_running"),
+        (("--max-running", "100000000"), "max_running"),
+        (("--port", "99999"), "port"),
+        (("--port", "-1"), "port"),
+        (("--seed", "-1"), "seed"),
+        (("--host", "x" * 70), "host"),
+        (("--context-length", "1"), "context_length"),
+        (("--context-length", "4097"), "context length"),
+    ],
+)
+def test_an_option_it_cannot_have_is_one_line_and_exit_2(models, capsys, options, says):
+    assert main(["--model", str(models["1"]), *options]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and error.startswith(f"error: {says}") and error.count("\n") == 1
+
+
 def test_it_imports_neither_transformers_nor_megatron():
     code = "import sys, gyre_trainer.engine_server; print({'transformers', 'megatron'} & set(sys.modules))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S)

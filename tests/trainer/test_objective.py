@@ -93,7 +93,7 @@ def test_any_split_into_whole_executions_sums_to_the_same(executions, data):
 
 
 def test_settings_that_cannot_work_are_refused():
-    with pytest.raises(TrainerError, match="low <= 1 <= high"):
+    with pytest.raises(TrainerError, match="clip_low"):
         ObjectiveSettings(clip_low=1.1)
-    with pytest.raises(TrainerError, match="positive"):
+    with pytest.raises(TrainerError, match="temperature"):
         ObjectiveSettings(temperature=0.0)

@@ -233,7 +233,7 @@ def test_a_model_that_cannot_be_trained_is_refused_by_the_cell(cell_settings, tm
     (tmp_path / "config.json").write_text("{}")
     cell = Cell(0, b"k" * 32, tmp_path / "engine.log", channel=None)
     try:
-        with pytest.raises(ModelError, match="dense Qwen3"):
+        with pytest.raises(ModelError, match="only dense 'qwen3'"):
             cell.start(replace(cell_settings, model=tmp_path))
     finally:
         cell.stop()

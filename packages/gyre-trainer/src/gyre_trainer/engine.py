@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from gyre_trainer import errors
 from gyre_trainer.errors import EngineError, EngineReleased, ModelError, RequestError, TrainerError
 from gyre_trainer.generation import Generation, Output, Sampling
 from gyre_trainer.model_qwen3 import DTYPES, Qwen3
@@ -184,7 +185,7 @@ class Engine:
     """Serves the Hugging Face directory `model_path`.
 
     `deliver` receives outputs (see `Generation.step`) and `failed` the error that ended the loop, both on the
-    engine's thread. Raises EngineError for a model that cannot be served.
+    engine's thread. Raises ModelError for a model that cannot be served, SettingsError for a context it has not.
     """
 
     def __init__(
@@ -211,7 +212,9 @@ class Engine:
             longest = model.config.max_positions
             context = min(longest, DEFAULT_CONTEXT) if context_length is None else context_length
             if not 1 < context <= longest:
-                raise EngineError(f"context length must lie between 2 and {longest} here, not {context}")
+                raise errors.SettingsError(
+                    f"context length must lie between 2 and {longest} here, not {context}"
+                )
             self.generation = Generation(
                 model, version, context=context, max_running=max_running, cached=max_running, seed=seed
             )

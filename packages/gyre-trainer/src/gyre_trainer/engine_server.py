@@ -24,7 +24,8 @@ import uvicorn
 import uvloop
 
 from gyre_trainer.engine import Engine, GenerateRequest, field_of
-from gyre_trainer.errors import EngineError, EngineReleased, RequestError, TrainerError
+from gyre_trainer.engine_options import check_options
+from gyre_trainer.errors import EngineError, EngineReleased, RequestError, SettingsError, TrainerError
 from gyre_trainer.generation import Output
 from gyre_trainer.model_qwen3 import DTYPES
 
@@ -44,9 +45,7 @@ class _Waiter:
 
 
 class EngineApp:
-    """The ASGI application. `deliver` and `failed` are the engine's callbacks; `bind` comes before any
-    request.
-    """
+    """The ASGI application. `deliver` and `failed` are the engine's callbacks; `bind` precedes any request."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self.error: BaseException | None = None
@@ -176,9 +175,8 @@ class EngineApp:
         if body.get("abort_all_requests"):
             self.engine.abort()
         try:
-            await asyncio.wrap_future(
-                self.engine.update(path, version, keep_kv=body.get("flush_cache") is False)
-            )
+            keep_kv = body.get("flush_cache") is False
+            await asyncio.wrap_future(self.engine.update(path, version, keep_kv=keep_kv))
         except TrainerError as error:
             return 400, {"success": False, "message": str(error), "num_paused_requests": 0}
         message = "Succeeded to update model weights."
@@ -315,10 +313,11 @@ def serve(
     ready: Callable[[str], None] = print_ready,
     **engine_options,
 ) -> None:
-    """Serve the Hugging Face directory `model` until SIGINT or SIGTERM; `ready` gets the URL once requests
-    are accepted. `engine_options` are those of `Engine`. Raises EngineError for a model that cannot be
-    served or a port that cannot be had.
+    """Serve the folder `model` until SIGINT or SIGTERM; `ready` gets the URL once requests are accepted.
+    `engine_options` are those of `Engine`. Raises SettingsError for an option out of its range, ModelError for a
+    model that cannot be served, EngineError for a port that cannot be had.
     """
+    check_options({"host": host, "port": port, **engine_options})
     bound = _bind(host, port)
     url = f"http://{host}:{bound.getsockname()[1]}"
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -389,7 +388,7 @@ def main(arguments: list[str] | None = None) -> int:
         serve(**options)
     except TrainerError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, SettingsError) else 1
     except KeyboardInterrupt:
         return 130
     return 0

@@ -1,6 +1,7 @@
 """The package's errors. Every message is one line that says what to do. No torch here.
 
 TrainerError
+├── SettingsError         a setting that cannot be had; nothing was started
 ├── RowError              a training row or micro-step that breaks its invariant
 ├── LedgerError           a micro-step handled twice, or by a cell that does not hold it
 ├── ModelError            a model folder that cannot be read, or an architecture that is not supported
@@ -19,6 +20,10 @@ TrainerError
 
 class TrainerError(Exception):
     """Base of everything this package raises on purpose."""
+
+
+class SettingsError(TrainerError):
+    """A setting that cannot be had. Nothing was started."""
 
 
 class RowError(TrainerError):

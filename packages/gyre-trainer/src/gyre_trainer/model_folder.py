@@ -180,14 +180,15 @@ def _boolean(path: Path, raw: dict[str, Any], name: str) -> bool:
 
 def _eos_ids(path: Path, config: dict[str, Any], vocab: int) -> frozenset[int]:
     """Those of generation_config.json, or else of config.json; a model may have none."""
-    eos = None
+    ids = _checked_eos(path, config, vocab)
     generation = path.with_name("generation_config.json")
     if os.path.lexists(generation):
-        eos = _read_object(generation).get("eos_token_id")
-    if eos is None:
-        eos = config.get("eos_token_id")
-    else:
-        path = generation
+        ids = _checked_eos(generation, _read_object(generation), vocab) or ids
+    return ids
+
+
+def _checked_eos(path: Path, raw: dict[str, Any], vocab: int) -> frozenset[int]:
+    eos = raw.get("eos_token_id")
     ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
     for id in ids:
         if type(id) is not int or not 0 <= id < vocab:
