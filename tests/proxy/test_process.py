@@ -60,6 +60,32 @@ def test_the_process_says_its_url_serves_and_ends_with_its_parent(
     assert sum(isinstance(r, Call) for r in read_run_log(record)) == 1
 
 
+BLOCKED = """
+import asyncio, threading, time
+from gyre_proxy import service
+
+async def main():
+    service.PARENT_GRACE_S = 0.2
+    service._watch_parent(asyncio.Event(), threading.Event())
+    print("watching", flush=True)
+    time.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_the_process_ends_with_its_parent_also_when_its_loop_is_blocked():
+    with subprocess.Popen(
+        [sys.executable, "-c", BLOCKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"watching\n"
+        process.stdin.close()
+        try:
+            assert process.wait(DEADLINE_S) == 1
+        finally:
+            process.kill()
+
+
 def test_a_stopped_proxy_records_the_calls_in_flight(start, stage, codec, tokenizer_dir, tmp_path):
     engine = stage.engine(codec, ["Hello, world and all."])
     engine.hold_after = 3

@@ -7,15 +7,16 @@ its own BOS). The tokens of a suffix never depend on the tokens before it.
 
 import json
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import orjson
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, normalizers
 
 from gyre_proxy.conversation import Message, ToolCall, texts
-from gyre_proxy.errors import TokenizerError
+from gyre_proxy.errors import ContextOverflow, TokenizerError
 from gyre_proxy.template import ChatTemplate
 
 # Added tokens that mark structure although their tokenizer does not call them special, such as <tool_call>.
@@ -35,7 +36,8 @@ class _Files:
 class Codec:
     """Encodes conversations for one model.
 
-    `mode` is "suffix" or "full"; `mode_reason` says why it is "full".
+    `mode` is "suffix" or "full"; `mode_reason` says why it is "full". `longest_token` is the most bytes of text
+    that one token stands for.
     """
 
     def __init__(self, directory: str | Path, template_arguments: Mapping[str, object] | None = None) -> None:
@@ -43,6 +45,7 @@ class Codec:
         self._tokenizer = files.tokenizer
         self.template = ChatTemplate(files.template, {**files.specials, **(template_arguments or {})})
         self.context_length = files.context_length
+        self.longest_token = _longest_token(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         special = [t.content for t in added.values() if t.special and len(t.content) > 1]
         tags = [t.content for t in added.values() if _TAG.fullmatch(t.content)]
@@ -57,20 +60,32 @@ class Codec:
         tail = self.template.render((Message("user", "q"),)).rstrip()
         self.opens_reasoning = tail.endswith("<think>")
 
-    def encode_prompt(self, messages: Sequence[Message], tools: Sequence[dict] = ()) -> list[int]:
-        """Token ids of the whole prompt. Raises BadRequest when the template refuses the messages."""
+    def encode_prompt(
+        self, messages: Sequence[Message], tools: Sequence[dict] = (), limit: int | None = None
+    ) -> list[int]:
+        """Token ids of the whole prompt.
+
+        Raises BadRequest when the template refuses the messages, ContextOverflow when the text cannot fit into
+        `limit` tokens (one that might is encoded, and may still turn out longer).
+        """
         mark = _free_mark(messages, tools)
         guarded = [_guard_value(tool, self._tag_pattern, mark) for tool in tools]
-        return self._encode(self.template.render(self._guarded(messages, mark), guarded), mark)
+        text = self.template.render(self._guarded(messages, mark), guarded)
+        self._check_length(text.replace(mark, ""), 0, limit)
+        return self._encode(text, mark)
 
-    def encode_suffix(self, messages: Sequence[Message], ended: bool) -> list[int]:
+    def encode_suffix(
+        self, messages: Sequence[Message], ended: bool, known: int = 0, limit: int | None = None
+    ) -> list[int]:
         """Token ids between a recorded answer and the next one; only in mode "suffix".
 
         `ended` tells whether the recorded answer holds its own turn end; otherwise the suffix closes the
-        turn.
+        turn. Raises ContextOverflow when the text cannot fit into `limit` tokens after the `known` ones.
         """
         mark = _free_mark(messages)
-        ids = self._encode(self.template.suffix(self._guarded(messages, mark)), mark)
+        text = self.template.suffix(self._guarded(messages, mark))
+        self._check_length(text.replace(mark, ""), known, limit)
+        ids = self._encode(text, mark)
         return ids[1:] if ended else ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -79,6 +94,14 @@ class Codec:
         if ids and ids[-1] in self.stop_ids:
             ids.pop()
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def _check_length(self, text: str, known: int, limit: int | None) -> None:
+        """Refuse by length what cannot fit: encoding takes seconds and a gigabyte for ten megabytes."""
+        if limit is None:
+            return
+        least = known + len(unicodedata.normalize("NFC", text).encode()) // self.longest_token
+        if least > limit:
+            raise ContextOverflow(least, limit, counted=False)
 
     def _encode(self, text: str, mark: str) -> list[int]:
         if mark not in text:
@@ -204,6 +227,17 @@ def _read(directory: Path) -> _Files:
         _stop_ids(directory, tokenizer, specials),
         _context_length(directory, config),
     )
+
+
+def _longest_token(tokenizer: Tokenizer) -> int:
+    """Bytes of NFC text. A byte-level vocabulary writes each byte as one character; normalizers may shorten."""
+    if isinstance(tokenizer.decoder, decoders.ByteLevel):
+        added = tokenizer.get_added_tokens_decoder().values()
+        lengths = [*map(len, tokenizer.get_vocab()), *(len(token.content.encode()) for token in added)]
+    else:
+        lengths = [len(token.encode()) for token in tokenizer.get_vocab()]
+    plain = tokenizer.normalizer is None or isinstance(tokenizer.normalizer, normalizers.NFC)
+    return max(lengths) if plain else 3 * max(lengths)
 
 
 def _json(path: Path) -> dict:

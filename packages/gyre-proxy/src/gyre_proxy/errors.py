@@ -28,8 +28,9 @@ class BadRequest(ProxyError):
 class ContextOverflow(BadRequest):
     """The prompt leaves no room in the model's context."""
 
-    def __init__(self, tokens: int, limit: int) -> None:
-        super().__init__(f"prompt is too long: {tokens} tokens > {limit} maximum")
+    def __init__(self, tokens: int, limit: int, counted: bool = True) -> None:
+        note = "" if counted else " (at least; a text that cannot fit is not counted out)"
+        super().__init__(f"prompt is too long: {tokens} tokens > {limit} maximum{note}")
         self.tokens = tokens
         self.limit = limit
 

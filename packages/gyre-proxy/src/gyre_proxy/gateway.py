@@ -8,14 +8,15 @@ waited for. Runs in one event loop; between two awaits nothing else changes the 
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import numpy as np
 import orjson
 from gyre_trajtree import RunLogWriter, TrajtreeError
 
 from gyre_proxy.codec import Codec
-from gyre_proxy.conversation import Answer, Message, Request
+from gyre_proxy.conversation import Answer, Message, Request, texts
 from gyre_proxy.engine_client import EngineClient, EngineDown, EngineRefused, Output
 from gyre_proxy.errors import (
     BadRequest,
@@ -34,6 +35,12 @@ from gyre_proxy.records import call_answer, call_node, call_record
 from gyre_proxy.router import Engine, Router
 from gyre_proxy.sessions import Match, Prompt, Session
 from gyre_proxy.settings import Settings
+
+LONG_TEXT = 2**16
+"""Characters from which a prompt is encoded in a thread: the tokenizer needs about a second for a million."""
+
+ENCODERS = 2
+"""Long prompts encoded at a time; each may take hundreds of times its size in memory."""
 
 ABORT_GRACE_S = 5.0
 """Time an engine gets to hand over what it sampled of a cancelled call."""
@@ -59,6 +66,7 @@ class Gateway:
         self._running: set[Flight] = set()
         self._background: set[asyncio.Task] = set()
         self._stopping = False
+        self._encoding = asyncio.Semaphore(ENCODERS)
 
     # --- executions
 
@@ -82,25 +90,27 @@ class Gateway:
 
     # --- calls
 
-    def count_tokens(self, execution: str, request: Request) -> int:
-        """Prompt tokens the request would have. Raises ExecutionClosed."""
+    async def count_tokens(self, execution: str, request: Request) -> int:
+        """Prompt tokens the request would have. Raises ExecutionClosed, ContextOverflow for a text not worth counting."""
         session = self.executions.use(execution, time.time())
-        return len(self._prompt(session.match(request.conversation), request))
+        return len(await self._prompt(session.match(request.conversation), request))
 
-    def open_flight(self, execution: str, request: Request, hints: dict, id_prefix: str) -> Flight:
+    async def open_flight(self, execution: str, request: Request, hints: dict, id_prefix: str) -> Flight:
         """Start the call, or join the same call when it is still under way (a harness's retry).
 
         Raises ExecutionClosed, ContextOverflow when the prompt leaves no room, BadRequest when it cannot be rendered.
         """
-        if self._stopping:
-            raise EngineUnavailable(_STOPS)
-        session = self.executions.use(execution, time.time())
+        session = self._session(execution)
         match = session.match(request.conversation)
         who = (session.execution, *sorted(hints.items()))
         key = (who, match.digest, request.max_tokens, request.stop)
         flight = self._flights.get(key)
         if flight is None:
-            flight = self._flights[key] = self._new_flight(session, request, hints, match)
+            prompt = await self._prompt(match, request)
+            session = self._session(execution)  # while a long prompt was encoded anything may have happened
+            flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = self._new_flight(session, request, hints, match, prompt)
             self._running.add(flight)
             session.in_flight += 1
             flight.task = asyncio.create_task(self._fly(flight, key, id_prefix))
@@ -113,8 +123,14 @@ class Gateway:
         if not flight.readers and not flight.done and flight.finish is None:
             self._cancel(flight, ClientLeft("the client disconnected before the answer"))
 
-    def _new_flight(self, session: Session, request: Request, hints: dict, match: Match) -> Flight:
-        prompt = self._prompt(match, request)
+    def _session(self, execution: str) -> Session:
+        if self._stopping:
+            raise EngineUnavailable(_STOPS)
+        return self.executions.use(execution, time.time())
+
+    def _new_flight(
+        self, session: Session, request: Request, hints: dict, match: Match, prompt: Prompt
+    ) -> Flight:
         room = self.context_length - len(prompt)
         if room < 1:
             raise ContextOverflow(len(prompt), self.context_length - 1)
@@ -137,16 +153,26 @@ class Gateway:
             else None,
         )
 
-    def _prompt(self, match: Match, request: Request) -> Prompt:
+    async def _prompt(self, match: Match, request: Request) -> Prompt:
         """Tokens of the request; those of a recorded path are reused as they are."""
-        node = match.node
+        node, limit = match.node, self.context_length - 1
         if node is not None and self.codec.mode == "suffix":
-            new = self.codec.encode_suffix(match.messages[match.known :], node.ended)
-            return Prompt(node, np.asarray(new, np.int32))
-        whole = np.asarray(self.codec.encode_prompt(match.messages, request.conversation.tools), np.int32)
+            messages = match.messages[match.known :]
+            encode = partial(self.codec.encode_suffix, messages, node.ended, node.length, limit)
+            return Prompt(node, await self._encoded(encode, texts(messages)))
+        messages, tools = match.messages, request.conversation.tools
+        encode = partial(self.codec.encode_prompt, messages, tools, limit)
+        whole = await self._encoded(encode, texts(messages, tools))
         if node is not None and np.array_equal(node.path_tokens(), whole[: node.length]):
             return Prompt(node, whole[node.length :])
         return Prompt(None, whole)
+
+    async def _encoded(self, encode: Callable[[], list[int]], shown: Iterable[str]) -> np.ndarray:
+        """Token ids, int32; long prompts are encoded beside the loop, which goes on meanwhile."""
+        if sum(map(len, shown)) < LONG_TEXT:
+            return np.asarray(encode(), np.int32)
+        async with self._encoding:
+            return np.asarray(await asyncio.to_thread(encode), np.int32)
 
     async def _fly(self, flight: Flight, key: tuple, id_prefix: str) -> None:
         """The whole life of a call; sets its answer or its failure."""

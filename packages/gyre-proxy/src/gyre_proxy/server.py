@@ -29,7 +29,8 @@ from gyre_proxy.flights import Flight
 from gyre_proxy.gateway import Gateway
 from gyre_proxy.nesting import DEPTH, too_deep
 
-BODY_LIMIT = 64 * 2**20
+BODY_FLOOR, BODY_CEILING = 8 * 2**20, 64 * 2**20
+"""Bytes a body may always have, and may have at most; between them twice the longest text that fits the context."""
 
 Send = Callable[[dict], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict]]
@@ -42,6 +43,8 @@ class Application:
 
     def __init__(self, gateway: Gateway, secret: bytes, base_url: str) -> None:
         self.gateway, self.secret, self.base_url = gateway, secret, base_url
+        largest = 2 * gateway.context_length * gateway.codec.longest_token
+        self.body_limit = min(max(largest, BODY_FLOOR), BODY_CEILING)
 
     async def __call__(self, scope: dict, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,7 +54,7 @@ class Application:
             execution, path = _route(scope["path"])
             dialect = BY_PATH.get(path, messages if path == "messages/count_tokens" else chat)
             if path.startswith("admin/") and execution is None:
-                status, answer = await admin.handle(self, scope, await _body(receive))
+                status, answer = await admin.handle(self, scope, await _body(receive, self.body_limit))
                 return await _send_json(send, status, answer)
             await self._serve(scope, receive, send, execution, path)
         except ProxyError as error:
@@ -74,11 +77,11 @@ class Application:
             )
         settings = self.gateway.settings
         name = execution_of(self.secret, bearer(headers), execution, settings.strict, time.time())
-        request = dialect.parse(_object(headers, await _body(receive)))
+        request = dialect.parse(_object(headers, await _body(receive, self.body_limit)))
         if counting:
-            return await _send_json(send, 200, messages.count(self.gateway.count_tokens(name, request)))
+            return await _send_json(send, 200, messages.count(await self.gateway.count_tokens(name, request)))
         try:
-            flight = self.gateway.open_flight(name, request, hints(headers), dialect.TOOL_ID_PREFIX)
+            flight = await self.gateway.open_flight(name, request, hints(headers), dialect.TOOL_ID_PREFIX)
         except ContextOverflow as error:
             if dialect is responses and request.stream:
                 return await _send(send, 200, _STREAM_HEADERS, responses.failed_event(error))
@@ -179,7 +182,7 @@ def bearer(headers: dict[bytes, bytes]) -> str | None:
     return key.decode("latin-1").strip() or None
 
 
-async def _body(receive: Receive) -> bytes:
+async def _body(receive: Receive, limit: int) -> bytes:
     chunks, size, more = [], 0, True
     while more:
         message = await receive()
@@ -187,8 +190,8 @@ async def _body(receive: Receive) -> bytes:
             raise BadRequest("the connection closed before the body was whole")
         chunks.append(message.get("body", b""))
         size += len(chunks[-1])
-        if size > BODY_LIMIT:
-            raise BodyTooLarge(f"the body exceeds {BODY_LIMIT} bytes")
+        if size > limit:
+            raise BodyTooLarge(f"the body exceeds {limit} bytes")
         more = message.get("more_body", False)
     return b"".join(chunks)
 

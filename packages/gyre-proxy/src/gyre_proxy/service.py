@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import orjson
 import uvicorn
@@ -21,6 +21,9 @@ from gyre_proxy.errors import SettingsError
 from gyre_proxy.gateway import Gateway
 from gyre_proxy.server import Application
 from gyre_proxy.settings import Settings
+
+PARENT_GRACE_S = 12.0
+"""Seconds to record the calls in flight once the parent is gone; then the process ends whatever its loop does."""
 
 KEEP_ALIVE_S = 600
 """Harnesses reuse connections after long tool runs; closing early would race with their next request."""
@@ -40,10 +43,14 @@ def serve(
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         if exit_with_parent:
-            _watch_parent(stop)
+            _watch_parent(stop, ended)
         await run(settings, ready or _print_ready, stop)
 
-    uvloop.run(main())
+    ended = threading.Event()
+    try:
+        uvloop.run(main())
+    finally:
+        ended.set()
 
 
 async def run(settings: Settings, ready: Callable[[dict], None], stop: asyncio.Event) -> None:
@@ -121,14 +128,20 @@ def _reachable(host: str) -> str:
     return "127.0.0.1" if host == "0.0.0.0" else host
 
 
-def _watch_parent(stop: asyncio.Event) -> None:
-    """Stop when standard input ends: whoever started this process holds the other end."""
+def _watch_parent(stop: asyncio.Event, ended: threading.Event) -> None:
+    """Stop when standard input ends: whoever started this process holds the other end.
+
+    A loop that is blocked stops nothing, so without `ended` in PARENT_GRACE_S the process is ended from here.
+    """
     loop = asyncio.get_running_loop()
 
     def wait() -> None:
         while os.read(sys.stdin.fileno(), 4096):
             pass
-        loop.call_soon_threadsafe(stop.set)
+        with suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(stop.set)
+        if not ended.wait(PARENT_GRACE_S):
+            os._exit(1)
 
     threading.Thread(target=wait, name="parent-watch", daemon=True).start()
 
