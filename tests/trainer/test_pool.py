@@ -229,6 +229,24 @@ def test_a_cell_whose_process_ends_at_once_is_named_with_its_log(cell_settings, 
         asyncio.run(CellPool.start(2, cell_settings, tmp_path, tmp_path / "logs"))
 
 
+def test_a_cell_waits_less_long_for_its_engine_than_the_driver_for_the_cell(
+    cell_settings, tmp_path, monkeypatch
+):
+    given = []
+
+    def engine(model, version, settings, *rest):
+        given.append(settings)
+        raise ModelError("no engine here")
+
+    monkeypatch.setattr("gyre_trainer.cell.EngineProcess", engine)
+    for longest in (8.0, 1000.0):
+        with pytest.raises(ModelError):
+            Cell(0, b"k" * 32, tmp_path / "log", None).start(
+                replace(cell_settings, operation_timeout_s=longest)
+            )
+    assert [settings.request_timeout_s for settings in given] == [4.0, FAKE.request_timeout_s]
+
+
 def test_a_model_that_cannot_be_trained_is_refused_by_the_cell(cell_settings, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     cell = Cell(0, b"k" * 32, tmp_path / "engine.log", channel=None)

@@ -123,12 +123,13 @@ class EngineProcess:
                     self._released = True
                     return
                 except EngineError:
-                    if time.monotonic() > deadline:
-                        if self._answers():
-                            raise
+                    if not self._answers():
                         break
+                    if time.monotonic() > deadline:
+                        raise
                     self._progress()
                     self._closed.wait(0.05)
+            self._progress()
             self._end()
             self._released = True
 
