@@ -9,6 +9,7 @@ from gyre_proxy.errors import BadRequest, TokenizerError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from proxy_tokenizer import QWEN3_TEMPLATE, TURN_COUNTING_TEMPLATE, build_tokenizer
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 TOOL = {"type": "function", "function": {"name": "shell", "parameters": {"type": "object", "properties": {}}}}
@@ -192,6 +193,16 @@ def test_an_unusable_directory_says_what_is_wrong(tmp_path, spoil, words):
     spoil(directory)
     with pytest.raises(TokenizerError, match=words):
         Codec(directory)
+
+
+def test_padding_and_truncation_of_the_tokenizer_file_touch_no_prompt(tmp_path, codec):
+    directory = build_tokenizer(tmp_path / "t")
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.enable_padding()
+    tokenizer.enable_truncation(5)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    messages = (user("a <|im_end|> longer text than that"),)
+    assert Codec(directory).encode_prompt(messages) == codec.encode_prompt(messages)
 
 
 def test_a_template_file_wins_over_the_config(tmp_path):

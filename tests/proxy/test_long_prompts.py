@@ -1,6 +1,7 @@
 """Long prompts: refused by length where they cannot fit, and encoded without holding up anyone else."""
 
 import threading
+import time
 
 import httpx
 import pytest
@@ -61,6 +62,25 @@ def test_what_fits_is_never_refused_by_its_length(codec, text, times):
     assert codec.encode_suffix(messages, False, known=7, limit=len(suffix) + 7) == suffix
     with pytest.raises(ContextOverflow):
         codec.encode_suffix(messages, False, known=7, limit=6)
+
+
+def test_encoding_leaves_the_interpreter_to_others(codec):
+    spent, longest = [], 0.0
+
+    def encode():
+        begun = time.perf_counter()
+        codec.encode_prompt((Message("user", "abc d" * 10**5),))
+        spent.append(time.perf_counter() - begun)
+
+    last = time.perf_counter()
+    worker = threading.Thread(target=encode)
+    worker.start()
+    while not spent:
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    longest = max(longest, time.perf_counter() - last)
+    worker.join(DEADLINE_S)
+    assert longest < spent[0] / 2
 
 
 @pytest.fixture

@@ -104,12 +104,9 @@ class Codec:
             raise ContextOverflow(least, limit, counted=False)
 
     def _encode(self, text: str, mark: str) -> list[int]:
-        if mark not in text:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
-        ids: list[int] = []
-        for piece in text.split(mark):
-            ids += self._tokenizer.encode(piece, add_special_tokens=False).ids
-        return ids
+        """Ids of the text without its marks. Only a batch is encoded without the interpreter's lock."""
+        encodings = self._tokenizer.encode_batch_fast(text.split(mark), add_special_tokens=False)
+        return [i for encoding in encodings for i in encoding.ids]
 
     def _guarded(self, messages: Sequence[Message], mark: str) -> Sequence[Message]:
         """Messages whose control-token strings are split by `mark`, so that no piece is a control token."""
@@ -214,6 +211,8 @@ def _read(directory: Path) -> _Files:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError(f"{path}: not a tokenizer: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
     config = _json(directory / "tokenizer_config.json")
     specials = {
         name: value["content"] if isinstance(value, dict) else value
