@@ -185,6 +185,10 @@ def test_a_refusal_of_the_template_is_a_bad_request_in_its_own_words(tmp_path):
         (lambda d: (d / "tokenizer.json").write_text("{}"), "not a tokenizer"),
         (lambda d: (d / "tokenizer_config.json").write_text("{"), "not JSON"),
         (lambda d: (d / "tokenizer_config.json").write_text("{}"), "no chat template"),
+        (lambda d: (d / "tokenizer_config.json").write_text("[]"), "must hold a JSON object"),
+        (lambda d: (d / "tokenizer_config.json").write_text('{"chat_template": 5}'), "no chat template"),
+        (lambda d: (d / "tokenizer_config.json").write_text("[" * 100_000), "not JSON"),
+        (lambda d: (d / "chat_template.jinja").write_bytes(b"\xff"), "UTF-8"),
         (lambda d: (d / "chat_template.jinja").write_text("{% if %}"), "does not compile"),
     ],
 )

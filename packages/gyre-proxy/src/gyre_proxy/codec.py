@@ -243,19 +243,25 @@ def _json(path: Path) -> dict:
     if not path.is_file():
         return {}
     try:
-        return json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{path}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path}: must hold a JSON object, not {type(value).__name__}")
+    return value
 
 
 def _template(directory: Path, config: dict) -> str:
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return path.read_text("utf-8")
+        try:
+            return path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TokenizerError(f"{path}: cannot be read as UTF-8 text: {error}") from error
     template = config.get("chat_template")
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    if not template:
+    if not isinstance(template, str) or not template:
         raise TokenizerError(
             f"{directory}: no chat template; add chat_template.jinja or give an instruct model's tokenizer"
         )
