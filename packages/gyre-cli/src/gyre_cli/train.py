@@ -119,10 +119,9 @@ async def _train(plan: Plan, progress: Progress) -> dict[str, Any]:
         guard = stack.enter_context(Guard())
         evaluator = await stack.enter_async_context(_evaluator(config, guard))
         proxy, pool = await proxy_start, await pool_start
+        # They end by themselves when the driver dies, but a stopped process cannot.
         for group in (proxy.pid, *(cell.pid for cell in pool.cells.values())):
-            stack.enter_context(
-                guard.watching(group)
-            )  # they watch their input too, but a stopped process cannot
+            stack.enter_context(guard.watching(group))
         progress.say(f"ready after {time.monotonic() - started:.0f} s; {plan.schedule.steps} steps to train")
         run = await stack.enter_async_context(_Run(plan, progress, record, proxy, pool, evaluator, guard))
         await run.to_end()
