@@ -113,3 +113,14 @@ def test_an_interrupted_run_says_so_and_ends_everything(start, sign):
     assert run.processes("gyre_proxy", "gyre_trainer", "harness") == []
     recorded = executions(read_run_log(run.log))
     assert all(each.closed for each in recorded.values() if each.states)
+
+
+def test_a_proxy_that_stops_answering_ends_the_run_with_one_line(start):
+    run = start("harness.timeout_s=15")
+    run.wait_for("closed executions", lambda: closed(run) >= 4)
+    (proxy,) = run.processes("gyre_proxy")
+    os.kill(proxy, signal.SIGSTOP)
+    code, _, err = run.finish()
+    assert code == 1
+    assert err.splitlines()[-1].startswith("gyre: the proxy did not answer") and "Traceback" not in err
+    assert run.processes("gyre_proxy", "gyre_trainer", "harness") == []
