@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import orjson
+from gyre_scheduler.executions import last_line
 
 from gyre_cli.errors import RunFailed
 
@@ -58,7 +59,7 @@ class ProxyProcess:
             async with asyncio.timeout(timeout_s):
                 line = await process.stdout.readline()
             if not line:
-                raise RunFailed(f"the proxy did not start: {last_line(log)}")
+                raise RunFailed(f"the proxy did not start: {said_last(log)}")
             return cls(process, orjson.loads(line)["url"], token, log)
         except BaseException as error:
             await _end(process)
@@ -73,7 +74,7 @@ class ProxyProcess:
     async def wait_ended(self) -> str:
         """Wait until the process ends by itself; returns what it said last."""
         await self._process.wait()
-        return last_line(self._log)
+        return said_last(self._log)
 
     async def register(self, execution: str, engine: str, deadline: float) -> tuple[str, str]:
         """Make an execution known; returns its base URL and its key. `deadline` in unix seconds."""
@@ -101,7 +102,7 @@ class ProxyProcess:
         try:
             answer = await self._client.request(method, path, content=content, timeout=timeout)
         except httpx.HTTPError as error:
-            said = last_line(self._log) if self._process.returncode is not None else repr(error)
+            said = said_last(self._log) if self._process.returncode is not None else repr(error)
             self._silent = f"the proxy did not answer {method} {path}: {said}"
             raise RunFailed(self._silent) from error
         if answer.status_code >= 400:
@@ -127,12 +128,9 @@ async def _end(process: asyncio.subprocess.Process, grace_s: float = 5.0) -> Non
                 await process.wait()
 
 
-def last_line(log: Path) -> str:
-    """The last non-empty line of a process's log, or where to look."""
-    with contextlib.suppress(OSError):
-        lines = [
-            line for line in log.read_bytes()[-4000:].decode(errors="replace").splitlines() if line.strip()
-        ]
-        if lines:
-            return lines[-1].strip()
+def said_last(log: Path) -> str:
+    """The last line of a process's log, or where to look."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        if line := last_line(file):
+            return line
     return f"it said nothing; see {log}"

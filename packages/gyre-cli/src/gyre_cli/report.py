@@ -30,7 +30,6 @@ class RunData:
     waterlevel: list[tuple[float, float]] = field(default_factory=list)
     cells: int = 0
     end: float = 0.0
-    counts: dict[str, int] = field(default_factory=dict)
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -71,7 +70,6 @@ def collect_events(data: RunData, events: Iterable[Event]) -> None:
         zero = event.time if zero is None else zero
         now = event.time - zero
         data.end = max(data.end, now)
-        data.counts[event.name] = data.counts.get(event.name, 0) + 1
         if event.name == "schedule":
             data.waterlevel.append((now, float(event.fields["waterlevel"])))
         if event.name != "role":

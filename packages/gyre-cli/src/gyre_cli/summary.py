@@ -12,7 +12,7 @@ from gyre_cli.progress import sparkline
 
 if TYPE_CHECKING:
     from gyre_cli.preflight import Plan
-    from gyre_cli.train import _Run as Run
+    from gyre_cli.train import Run
 
 EDGE = 3
 """Steps at each end over which the reward is averaged."""

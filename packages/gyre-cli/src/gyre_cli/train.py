@@ -123,7 +123,7 @@ async def _train(plan: Plan, progress: Progress) -> dict[str, Any]:
         for group in (proxy.pid, *(cell.pid for cell in pool.cells.values())):
             stack.enter_context(guard.watching(group))
         progress.say(f"ready after {time.monotonic() - started:.0f} s; {plan.schedule.steps} steps to train")
-        run = await stack.enter_async_context(_Run(plan, progress, record, proxy, pool, evaluator, guard))
+        run = await stack.enter_async_context(Run(plan, progress, record, proxy, pool, evaluator, guard))
         await run.to_end()
         if not config.harness.keep_workspaces:
             shutil.rmtree(plan.run_dir / "executions", ignore_errors=True)
@@ -166,7 +166,7 @@ def _proxy_arguments(plan: Plan) -> list[str]:
     ]
 
 
-class _Run:
+class Run:
     """The parts of one run in progress, wired together. Closing it ends its tasks; processes belong to the caller."""
 
     def __init__(
@@ -225,7 +225,7 @@ class _Run:
         )
         self._proxy = proxy
 
-    async def __aenter__(self) -> _Run:
+    async def __aenter__(self) -> Run:
         await self.roles.start()
         return self
 

@@ -136,6 +136,9 @@ class Training:
         self._post(StreamDrained(queue.step))
 
     def _row(self, stream: Stream, result: StepResult) -> dict[str, Any]:
+        """One row of metrics.jsonl. `trained_tokens` are all admitted targets; those of executions whose advantage is
+        exactly 0 have no gradient and are not computed (`zero_advantage_tokens`).
+        """
         rewards = [reward for group in stream.groups for reward in group.rewards]
         statistics = result.statistics
         return {
@@ -147,14 +150,17 @@ class Training:
             "executions": result.executions,
             "staleness_mean": sum(stream.staleness) / len(stream.staleness),
             "trained_tokens": statistics.targets,
+            "zero_advantage_tokens": statistics.skipped_targets,
             "tokens": statistics.tokens,
             "trajectories": sum(group.trajectories for group in stream.groups),
             "micro_steps": statistics.micro_steps,
+            "oversize_executions": len(stream.queue.oversize),
             "cells": list(result.cells),
             "loss": statistics.loss / result.executions if result.executions else 0.0,
             "grad_norm": result.grad_norm,
             "clip_share": statistics.clip_share,
             "ratio_mean": statistics.ratio_mean,
+            "capped_tokens": statistics.capped_targets,
             "entropy": statistics.entropy,
             "same_version_tokens": statistics.same_version_targets,
             "logprob_mismatch": statistics.mismatch_max,
