@@ -11,7 +11,9 @@ from gyre_trajtree.errors import (
     TrajtreeError,
     TreeError,
 )
-from gyre_trajtree.inspection import RecordedExecution, executions, inspect, tree_digest
+from gyre_trajtree.executions import RecordedExecution, executions
+from gyre_trajtree.index import RunLogIndex
+from gyre_trajtree.inspection import inspect, tree_digest
 from gyre_trajtree.packing import pack
 from gyre_trajtree.records import (
     Assessment,
@@ -46,6 +48,7 @@ __all__ = [
     "RunLogCorrupt",
     "RunLogError",
     "RunLogFull",
+    "RunLogIndex",
     "RunLogTail",
     "RunLogWriter",
     "TrajtreeError",

@@ -3,48 +3,11 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from gyre_trajtree.records import Assessment, Call, Execution, Record
+from gyre_trajtree.executions import RecordedExecution, executions
+from gyre_trajtree.records import Record
 from gyre_trajtree.roles import infer_roles
 from gyre_trajtree.tree import Tree
-
-
-@dataclass(slots=True)
-class RecordedExecution:
-    """All records of one execution, each list in the order of the log."""
-
-    id: str
-    states: list[Execution] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    assessments: list[Assessment] = field(default_factory=list)
-
-    @property
-    def reward(self) -> float | None:
-        """Reward of the latest designated assessment; None when there is none or it is unresolved."""
-        designated = [assessment for assessment in self.assessments if assessment.designated]
-        return designated[-1].reward() if designated else None
-
-    @property
-    def closed(self) -> bool:
-        return any(state.state == "closed" for state in self.states)
-
-
-def executions(records: Iterable[Record]) -> dict[str, RecordedExecution]:
-    """Records by execution, in the order in which executions first appear. Other records are left out."""
-    found: dict[str, RecordedExecution] = {}
-
-    def of(identity: str) -> RecordedExecution:
-        return found.setdefault(identity, RecordedExecution(identity))
-
-    for record in records:
-        if isinstance(record, Call):
-            of(record.execution).calls.append(record)
-        elif isinstance(record, Execution):
-            of(record.id).states.append(record)
-        elif isinstance(record, Assessment):
-            of(record.execution).assessments.append(record)
-    return found
 
 
 def inspect(records: Iterable[Record], execution: str | None = None) -> dict:

@@ -91,7 +91,7 @@ class RunLogWriter:
         if size == 0 or os.pread(self._fd, 1, size - 1) == b"\n":
             return size
         tail = _tail_after_newline(self._fd, size)
-        if _is_whole(tail):
+        if is_whole(tail):
             self._write(b"\n", size)
             return size + 1
         os.ftruncate(self._fd, size - len(tail))
@@ -118,12 +118,12 @@ def read_run_log(path: str | os.PathLike, corrupt: list[RunLogCorrupt] | None = 
     A torn last line is dropped. Any other unreadable line raises RunLogCorrupt with its number, or is put
     into `corrupt` when that list is given, so that nothing valid is lost. Raises RunLogError without a file.
     """
-    with _open(path) as file:
+    with open_log(path) as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n") and not _is_whole(line):
+            if not line.endswith(b"\n") and not is_whole(line):
                 return
             try:
-                record = _parse(path, number, line)
+                record = parse(path, number, line)
             except RunLogCorrupt as error:
                 if corrupt is None:
                     raise
@@ -148,28 +148,30 @@ class RunLogTail:
         """
         if not self.path.exists():
             return []
-        with _open(self.path) as file:
+        with open_log(self.path) as file:
             if os.fstat(file.fileno()).st_size < self._offset:
                 raise RunLogError(f"{self.path}: the run log shrank below what was read; start a new tail")
             file.seek(self._offset)
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         records = [
-            _parse(self.path, self._lines + i, line) for i, line in enumerate(whole.split(b"\n")[:-1], 1)
+            parse(self.path, self._lines + i, line) for i, line in enumerate(whole.split(b"\n")[:-1], 1)
         ]
         self._offset += len(whole)
         self._lines += len(records)
         return records
 
 
-def _open(path: str | os.PathLike) -> BinaryIO:
+def open_log(path: str | os.PathLike) -> BinaryIO:
+    """The log's bytes. Raises RunLogError when it cannot be read."""
     try:
         return open(path, "rb")
     except OSError as error:
         raise RunLogError(f"{path}: cannot read the run log: {error.strerror}") from error
 
 
-def _parse(path: str | os.PathLike, number: int, line: bytes) -> Record:
+def parse(path: str | os.PathLike, number: int, line: bytes) -> Record:
+    """The record of line `number` (from 1), which must be a header when it is the first. Raises RunLogCorrupt."""
     if number == 1:
         _check_header(path, line)
     try:
@@ -192,7 +194,7 @@ def _check_header(path: str | os.PathLike, line: bytes) -> None:
         )
 
 
-def _is_whole(line: bytes) -> bool:
+def is_whole(line: bytes) -> bool:
     """Whether a line that lacks only its newline holds a whole JSON object."""
     try:
         return isinstance(orjson.loads(line), dict)

@@ -1,0 +1,123 @@
+"""Owns random access to a run log: one pass notes where each execution's lines are, then executions are read singly.
+
+Invariant: memory holds two integers for each line, and the records of the executions that the caller keeps. The pass
+reads a line's type and execution from its head and leaves its tokens undecoded when the line begins as `to_line` writes it;
+any other line is parsed whole. The index covers what the log held when it was made; a log that grows does not disturb it.
+"""
+
+import os
+import re
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+
+from gyre_trajtree.errors import RunLogCorrupt, RunLogError
+from gyre_trajtree.executions import RecordedExecution, execution_of
+from gyre_trajtree.records import Header
+from gyre_trajtree.runlog import is_whole, open_log, parse
+
+_TEXT = rb'"((?:[^"\\]|\\.)*)"'
+_HEAD = re.compile(
+    rb'\{"type":(?:"call","id":'
+    + _TEXT
+    + rb',"execution":|"execution","id":|"assessment","execution":)'
+    + _TEXT
+    + rb"[,}]"
+)
+_EVENT = b'{"type":"event","name":'
+
+
+class RunLogIndex:
+    """The executions of one run log, loaded one at a time. Close it, or use it as a context manager.
+
+    Raises RunLogError without a run log. An unreadable line raises RunLogCorrupt with its number when it is met, in the
+    pass or in `load`, or is put into `corrupt` when that list is given. A torn last line is dropped.
+    """
+
+    def __init__(self, path: str | os.PathLike, corrupt: list[RunLogCorrupt] | None = None) -> None:
+        self.path = Path(path)
+        self.header: Header | None = None
+        """None for a log whose writer died before its first line was whole."""
+        self._corrupt = corrupt
+        self._lines: dict[str, tuple[array, array]] = {}
+        self._file = open_log(path)
+        try:
+            self._scan()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ids(self) -> list[str]:
+        """Executions in the order in which they first appear."""
+        return list(self._lines)
+
+    def load(self, execution: str) -> RecordedExecution:
+        """All records of one execution. Raises RunLogError when the log has none."""
+        if execution not in self._lines:
+            raise RunLogError(f"{self.path}: holds no execution {execution!r}; `ids` lists those it holds")
+        recorded = RecordedExecution(execution)
+        for offset, number in zip(*self._lines[execution], strict=True):
+            self._file.seek(offset)
+            try:
+                recorded.add(parse(self.path, number, self._file.readline()))
+            except RunLogCorrupt as error:
+                self._report(error)
+        return recorded
+
+    def close(self) -> None:
+        """Close the file. Closing twice is allowed."""
+        self._file.close()
+
+    def __iter__(self) -> Iterator[RecordedExecution]:
+        return (self.load(execution) for execution in self._lines)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __enter__(self) -> "RunLogIndex":
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def _scan(self) -> None:
+        offset = 0
+        for number, line in enumerate(self._file, 1):
+            if not line.endswith(b"\n") and not is_whole(line):
+                return
+            try:
+                self._note(offset, number, line)
+            except RunLogCorrupt as error:
+                self._report(error)
+            offset += len(line)
+
+    def _note(self, offset: int, number: int, line: bytes) -> None:
+        execution = _head(line)
+        if execution is None and not line.startswith(_EVENT):
+            record = parse(self.path, number, line)
+            if isinstance(record, Header) and number == 1:
+                self.header = record
+            execution = execution_of(record)
+        if execution is not None:
+            offsets, numbers = self._lines.setdefault(execution, (array("q"), array("q")))
+            offsets.append(offset)
+            numbers.append(number)
+
+    def _report(self, error: RunLogCorrupt) -> None:
+        if self._corrupt is None:
+            raise error
+        self._corrupt.append(error)
+
+
+def _head(line: bytes) -> str | None:
+    """Execution that a line names in its head; None when the line has to be parsed."""
+    head = _HEAD.match(line)
+    if head is None:
+        return None
+    try:
+        return orjson.loads(b'"%b"' % head[2])
+    except orjson.JSONDecodeError:
+        return None
