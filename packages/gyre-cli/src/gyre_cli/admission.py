@@ -6,27 +6,23 @@ of trained or excluded, each exclusion with a reason (`Ledger`). An execution is
 
 from __future__ import annotations
 
-import zlib
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from gyre_trainer.rows import TrainingExecution
 from gyre_trajtree import (
+    Ledger,
     RecordedExecution,
     RunLogTail,
     Tree,
     account,
+    execution_rng,
     executions,
     group_advantages,
     infer_roles,
     sample_trajectories,
 )
-
-UNCAPPED = 1 << 30
-"""J_max where the setting says that all trajectories are taken."""
 
 
 class History:
@@ -46,23 +42,6 @@ class History:
 
     def of(self, execution: str) -> RecordedExecution:
         return self.executions.setdefault(execution, RecordedExecution(execution))
-
-
-@dataclass
-class Ledger:
-    """Where the sampled tokens of the run went, summed over executions."""
-
-    sampled: int = 0
-    trained: int = 0
-    excluded: Counter[str] = field(default_factory=Counter)
-    roles: Counter[str] = field(default_factory=Counter)
-    """Trajectories admitted, by role."""
-
-    def add(self, tokens: dict) -> None:
-        """Add one execution's account (`gyre_trajtree.account`)."""
-        self.sampled += tokens["sampled"]
-        self.trained += tokens["trained"]
-        self.excluded.update(tokens["excluded"])
 
 
 @dataclass(frozen=True)
@@ -91,7 +70,7 @@ class Admission:
         self._prompts = prompts
         self.history = history
         self.ledger = Ledger()
-        self._j_max = j_max or UNCAPPED
+        self._j_max = j_max or None
         self._normalise = normalise
         self._seed = seed
         self._admitted: set[str] = set()
@@ -126,6 +105,7 @@ class Admission:
             tree = Tree.from_calls(recorded.calls)
             roles = infer_roles(tree, self._prompts(execution))
             self.ledger.add(account(tree, [], roles, unselected=reason))
+        self.ledger.check()
         return self.ledger
 
     def _execution(self, recorded: RecordedExecution, advantage: float) -> TrainingExecution:
@@ -135,7 +115,7 @@ class Admission:
             return TrainingExecution(recorded.id, advantage)
         tree = Tree.from_calls(recorded.calls)
         roles = infer_roles(tree, self._prompts(recorded.id))
-        generator = np.random.default_rng([self._seed, zlib.crc32(recorded.id.encode())])
+        generator = execution_rng(self._seed, recorded.id)
         trajectories = sample_trajectories(tree, roles, self._j_max, generator)
         self.ledger.add(account(tree, trajectories, roles))
         self.ledger.roles.update(trajectory.role for trajectory in trajectories)

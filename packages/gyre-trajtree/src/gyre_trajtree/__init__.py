@@ -1,6 +1,7 @@
 """Recorded model calls to trajectory trees, roles and bounded, masked training trajectories"""
 
 from gyre_trajtree.advantages import group_advantages
+from gyre_trajtree.conservation import REASONS, Ledger, account
 from gyre_trajtree.errors import (
     AccountError,
     RecordError,
@@ -27,22 +28,27 @@ from gyre_trajtree.records import (
     to_line,
 )
 from gyre_trajtree.roles import ROLES, RoleDecision, infer_roles
+from gyre_trajtree.rows import Trajectory, flat_row, sample_trajectories
 from gyre_trajtree.runlog import RunLogTail, RunLogWriter, read_run_log
-from gyre_trajtree.sampling import Trajectory, account, sample_trajectories
-from gyre_trajtree.tree import Node, Tree, dead_tips
+from gyre_trajtree.sampling import Draw, draw, execution_rng
+from gyre_trajtree.tree import Node, RejectedCall, Tree, dead_tips
 
 __all__ = [
+    "REASONS",
     "ROLES",
     "AccountError",
     "Assessment",
     "Call",
+    "Draw",
     "Event",
     "Execution",
     "Header",
+    "Ledger",
     "Node",
     "Record",
     "RecordError",
     "RecordedExecution",
+    "RejectedCall",
     "RewardError",
     "RoleDecision",
     "RunLogCorrupt",
@@ -51,14 +57,17 @@ __all__ = [
     "RunLogIndex",
     "RunLogTail",
     "RunLogWriter",
-    "TrajtreeError",
     "Trajectory",
+    "TrajtreeError",
     "Tree",
     "TreeError",
     "Unknown",
     "account",
     "dead_tips",
+    "draw",
+    "execution_rng",
     "executions",
+    "flat_row",
     "from_line",
     "group_advantages",
     "infer_roles",

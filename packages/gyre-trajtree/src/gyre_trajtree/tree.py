@@ -6,7 +6,7 @@ Independently sampled outputs stay separate nodes, equal tokens or not.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,12 +17,24 @@ from gyre_trajtree.records import Call
 class Node:
     """One call in its tree. Positions count tokens from the start of the root's prompt."""
 
-    __slots__ = ("call", "parent", "children", "index", "start", "output_start", "end", "trainable")
+    __slots__ = (
+        "call",
+        "parent",
+        "root",
+        "children",
+        "index",
+        "start",
+        "output_start",
+        "end",
+        "trainable",
+        "trainable_count",
+    )
 
     def __init__(self, call: Call, parent: "Node | None", index: int) -> None:
         self.call = call
         """The call, `parent` set and `input_ids` cut to the tokens after the parent's path."""
         self.parent = parent
+        self.root: Node = parent.root if parent else self
         self.children: list[Node] = []
         self.index = index
         """Place of the call in the execution's log, from 0."""
@@ -34,20 +46,29 @@ class Node:
         """Length of this node's path."""
         self.trainable = trainable_mask(call)
         """bool [m] over the output: tokens that may be targets by provenance (paper section 5.3)."""
+        if self.lacks_context:
+            self.trainable[0] = False
+        self.trainable_count = int(np.count_nonzero(self.trainable))
 
     @property
     def id(self) -> str:
         return self.call.id
 
     @property
-    def root(self) -> "Node":
-        node = self
-        while node.parent:
-            node = node.parent
-        return node
+    def lacks_context(self) -> bool:
+        """Whether the first sampled token opens its path, so that nothing predicts it."""
+        return self.output_start == 0 and self.end > 0
 
     def __repr__(self) -> str:
         return f"Node({self.id!r}, parent={self.parent and self.parent.id!r}, end={self.end})"
+
+
+@dataclass(slots=True, frozen=True)
+class RejectedCall:
+    """A call that joins no tree, and why, in one line."""
+
+    call: Call
+    reason: str
 
 
 class Tree:
@@ -61,21 +82,31 @@ class Tree:
         self._by_id: dict[str, Node] = {}
 
     @classmethod
-    def from_calls(cls, calls: Iterable[Call]) -> "Tree":
+    def from_calls(cls, calls: Iterable[Call], rejected: list[RejectedCall] | None = None) -> "Tree":
         """The tree of one execution's calls, given in the order of the log.
 
-        Raises TreeError for no calls, calls of two executions, a repeated id or an unknown parent.
+        A call that cannot join (another execution's, a repeated id, a parent that no earlier call has) is
+        appended to `rejected` and the rest is built; the tree may then be empty. Raises TreeError for such a
+        call without that list, and for no calls at all.
         """
         calls = list(calls)
         if not calls:
             raise TreeError("a tree needs at least one call; this execution recorded none")
         tree = cls(calls[0].execution)
         for call in calls:
-            tree.add(call)
+            try:
+                tree.add(call)
+            except TreeError as error:
+                if rejected is None:
+                    raise
+                rejected.append(RejectedCall(call, str(error)))
         return tree
 
     def add(self, call: Call) -> Node:
-        """Append one call: at its recorded parent, else at the longest token prefix of its prompt."""
+        """Append one call: at its recorded parent, else at the longest token prefix of its prompt.
+
+        Raises TreeError, the tree unchanged, for a call that cannot join.
+        """
         if call.execution != self.execution:
             raise TreeError(f"call {call.id} belongs to execution {call.execution}, not to {self.execution}")
         if call.id in self._by_id:

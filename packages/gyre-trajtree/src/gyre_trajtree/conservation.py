@@ -1,0 +1,164 @@
+"""Owns the conservation law of tokens: sampled = trained + excluded, each exclusion with its reason (section 5.3).
+
+Invariant: `account` answers only when the law holds and every target is a trainable token of the tree, in the
+context it was sampled in, trained once. Every export adds its accounts to a `Ledger` and ends with `check`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gyre_trajtree.errors import AccountError
+from gyre_trajtree.records import Call
+from gyre_trajtree.roles import AUXILIARY, RoleDecision
+from gyre_trajtree.rows import Trajectory
+from gyre_trajtree.sampling import Draw, live_ends
+from gyre_trajtree.tree import Node, Tree, dead_tips
+
+OVER_J_MAX = "over-j-max"
+
+REASONS = {
+    "error": "the call failed; what it had sampled by then is no answer",
+    "no-logprob": "no finite behaviour log-prob was recorded for the token",
+    "no-context": "the token is the first of its path, so nothing predicts it",
+    "aborted": "an attempt that was cut off and that the harness repeated",
+    "retried": "a whole attempt that the harness repeated",
+    "auxiliary": "only auxiliary leaves lie below, and these do not train",
+    OVER_J_MAX: "on no drawn path: J_max trajectories were drawn without it",
+    "unresolved": "the execution was assessed without a valid reward",
+    "unassessed": "the execution was never assessed, though others were",
+    "not-consumed": "no training step took the execution",
+    "late": "the call was recorded after its execution had closed",
+    "rejected": "the call joins no tree: a repeated id, an unknown parent, another execution",
+}
+"""Every reason for which a sampled token is not trained, and what it means."""
+
+
+@dataclass
+class Ledger:
+    """Where the sampled tokens of a run went, summed over executions."""
+
+    sampled: int = 0
+    trained: int = 0
+    excluded: Counter[str] = field(default_factory=Counter)
+    """Tokens by reason, a key of `REASONS`."""
+    roles: Counter[str] = field(default_factory=Counter)
+    """Trajectories admitted, by role."""
+
+    def add(self, tokens: Mapping) -> None:
+        """Add one execution's account (`account`)."""
+        self.sampled += tokens["sampled"]
+        self.trained += tokens["trained"]
+        self.excluded.update(tokens["excluded"])
+
+    def exclude(self, calls: Iterable[Call], reason: str) -> None:
+        """Add calls that joined no tree ("late", "rejected")."""
+        count = sum(len(call.output_ids) for call in calls)
+        if count:
+            self.add({"sampled": count, "trained": 0, "excluded": {reason: count}})
+
+    def check(self) -> None:
+        """Raise AccountError unless sampled = trained + excluded, each for a known reason."""
+        if unknown := self.excluded.keys() - REASONS.keys():
+            raise AccountError(f"tokens excluded for unknown reasons {sorted(unknown)}; see REASONS")
+        if self.sampled != self.trained + self.excluded.total():
+            raise AccountError(
+                f"{self.sampled} sampled tokens, but {self.trained} trained and {self.excluded.total()} excluded"
+            )
+
+
+def account(
+    tree: Tree,
+    trajectories: Iterable[Draw | Trajectory],
+    roles: Mapping[str, RoleDecision] | None = None,
+    unselected: str = OVER_J_MAX,
+) -> dict:
+    """Where every sampled token of a tree went: {"sampled": n, "trained": n, "excluded": {reason: n}}.
+
+    Reasons are keys of `REASONS`; "auxiliary" needs `roles`, and `unselected` names the rest.
+    Raises AccountError when a token trains twice, a target is no trainable token of this tree, or a trajectory's
+    tokens are not those the model saw.
+    """
+    trained = _trained_counts(tree, trajectories)
+    dead = dead_tips(tree)
+    eligible = _eligible(tree, roles or {})
+    excluded: Counter[str] = Counter()
+    for node, used in zip(tree.nodes, trained, strict=True):
+        _exclude_untrainable(node, excluded)
+        left = dead.get(node.id) or (unselected if node.index in eligible else AUXILIARY)
+        excluded[left] += node.trainable_count - used
+    ledger = Ledger(
+        sampled=sum(len(node.call.output_ids) for node in tree.nodes),
+        trained=sum(trained),
+        excluded=+excluded,
+    )
+    ledger.check()
+    return {
+        "sampled": ledger.sampled,
+        "trained": ledger.trained,
+        "excluded": dict(sorted(ledger.excluded.items())),
+    }
+
+
+def _exclude_untrainable(node: Node, excluded: Counter[str]) -> None:
+    """Count the tokens that provenance keeps from training."""
+    untrainable = len(node.trainable) - node.trainable_count
+    if untrainable and node.call.finish != "error" and node.lacks_context:
+        excluded["no-context"] += 1
+        untrainable -= 1
+    excluded["error" if node.call.finish == "error" else "no-logprob"] += untrainable
+
+
+def _trained_counts(tree: Tree, trajectories: Iterable[Draw | Trajectory]) -> list[int]:
+    """Targets of each node, checked against the tree: no token twice, none untrainable, all in their context."""
+    used = [np.zeros(len(node.call.output_ids), np.int32) for node in tree.nodes]
+    for trajectory in trajectories:
+        if isinstance(trajectory, Draw):
+            for node, trains in zip(trajectory.path, trajectory.targets, strict=True):
+                used[_known(tree, node).index] += node.trainable & trains
+        else:
+            _mark(tree, trajectory, used)
+    for node, counts in zip(tree.nodes, used, strict=True):
+        if np.any(counts > node.trainable):
+            raise AccountError(f"call {node.id}: a token trains twice or may not train at all")
+    return [int(counts.sum()) for counts in used]
+
+
+def _known(tree: Tree, node: Node) -> Node:
+    if node.index >= len(tree) or tree.nodes[node.index] is not node:
+        raise AccountError(f"call {node.id} of a draw is no call of execution {tree.execution}")
+    return node
+
+
+def _mark(tree: Tree, trajectory: Trajectory, used: list[np.ndarray]) -> None:
+    """Count a flat row's targets in `used`, by node."""
+    if trajectory.execution != tree.execution or trajectory.leaf not in tree:
+        raise AccountError(f"trajectory {trajectory.leaf} is of no call of execution {tree.execution}")
+    placed = 0
+    for node in tree.path(tree[trajectory.leaf]):
+        seen = np.concatenate((node.call.input_ids, node.call.output_ids))
+        ids = trajectory.ids[node.start : node.end]
+        if not np.array_equal(ids, seen[: len(ids)]):
+            raise AccountError(
+                f"trajectory {trajectory.leaf}: tokens differ from what call {node.id} recorded"
+            )
+        targets = trajectory.targets[node.output_start : node.end]
+        used[node.index][: len(targets)] += targets
+        placed += int(np.count_nonzero(targets))
+    if placed != np.count_nonzero(trajectory.targets):
+        raise AccountError(f"trajectory {trajectory.leaf}: a target lies outside what calls sampled")
+
+
+def _eligible(tree: Tree, roles: Mapping[str, RoleDecision]) -> set[int]:
+    """Indices of the nodes on some live path that is not auxiliary; all live ones without roles."""
+    eligible: set[int] = set()
+    for end, leaf in live_ends(tree):
+        if leaf.id in roles and roles[leaf.id].role == AUXILIARY:
+            continue
+        step: Node | None = end
+        while step and step.index not in eligible:
+            eligible.add(step.index)
+            step = step.parent
+    return eligible
