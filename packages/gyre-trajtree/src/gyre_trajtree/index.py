@@ -26,7 +26,6 @@ _HEAD = re.compile(
     + _TEXT
     + rb"[,}]"
 )
-_EVENT = b'{"type":"event","name":'
 
 
 class RunLogIndex:
@@ -95,10 +94,10 @@ class RunLogIndex:
             offset += len(line)
 
     def _note(self, offset: int, number: int, line: bytes) -> None:
-        execution = _head(line)
-        if execution is None and not line.startswith(_EVENT):
+        execution = None if number == 1 else _head(line)
+        if execution is None:
             record = parse(self.path, number, line)
-            if isinstance(record, Header) and number == 1:
+            if number == 1:
                 self.header = record
             execution = execution_of(record)
         if execution is not None:

@@ -1,12 +1,11 @@
 """Owns the run log's record types and their one-line JSON form (format version 1).
 
-Invariant: `from_line(to_line(record))` carries the same content, unknown fields (`extra`) and unknown
-record types (`Unknown`) included, so a log passes unharmed through a version that knows less.
+Invariants: `from_line(to_line(record))` carries the same content, unknown fields (`extra`) and unknown record types
+(`Unknown`) included, so a log passes unharmed through a version that knows less. A record is checked when it is
+made, by the same rules as a line that is read, so no writer can put into a log what readers refuse.
 Pure: no files here (see `runlog`).
 """
 
-import base64
-import binascii
 import math
 import types
 import typing
@@ -16,16 +15,16 @@ from typing import Any, ClassVar
 import numpy as np
 import orjson
 
+from gyre_trajtree.arrays import check_spans, logprob_array, packed_form, token_array
 from gyre_trajtree.errors import RecordError
+from gyre_trajtree.lines import parse_object
 
 FORMAT = "gyre-run-log"
 FORMAT_VERSION = 1
 
-TOKEN_DTYPE = np.dtype("<i4")
-LOGPROB_DTYPE = np.dtype("<f4")
-
 EXECUTION_STATES = ("opened", "closed")
 TERMINATIONS = ("completed", "failed", "timeout", "cancelled")
+FINISHES = ("stop", "length", "abort", "error")
 ASSESSMENT_STATUSES = ("valid", "unresolved", "placeholder")
 
 
@@ -34,12 +33,15 @@ class Header:
     """First line of a run log."""
 
     type: ClassVar[str] = "header"
-    created: float
+    created: float | None = None
     """Unix seconds."""
     meta: dict = field(default_factory=dict)
     format: str = FORMAT
     version: int = FORMAT_VERSION
     extra: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
 
 
 @dataclass(slots=True)
@@ -65,6 +67,8 @@ class Execution:
     extra: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _check_fields(self)
+        _named(self, "id")
         _one_of(self, "state", EXECUTION_STATES)
         if self.termination is not None:
             _one_of(self, "termination", TERMINATIONS)
@@ -81,20 +85,21 @@ class Call:
     id: str
     execution: str
     input_ids: np.ndarray
-    """int32 [n]: tokens after the parent's path; the whole prompt when `parent` is None."""
+    """int32 [n]: tokens after the parent's path; the whole prompt when `parent` is None. A call without a parent that
+    sampled anything has a prompt: the first token of a path is sampled from nothing, so it could not train."""
     output_ids: np.ndarray
     """int32 [m]: tokens sampled by the engine, nothing else."""
     parent: str | None = None
     logprobs: np.ndarray | None = None
-    """float32 [m]: behaviour log-probs in nats, NaN where missing. None means all missing."""
+    """float32 [m]: behaviour log-probs in nats, NaN where missing (never a target). None means all missing."""
     versions: list = field(default_factory=list)
-    """[[version, start, end), ...] over output positions; gaps are unknown."""
+    """[[version, start, end), ...] over output positions, versions 0..2147483647; gaps are unknown."""
     sampling: dict = field(default_factory=dict)
     finish: str = "stop"
     """"stop", "length", "abort" or "error"."""
     engine: str | None = None
     time: dict = field(default_factory=dict)
-    """Unix seconds of "start", "first" token and "end"."""
+    """Unix seconds of "start", "first" token and "end", or None."""
     digest: str | None = None
     hints: dict = field(default_factory=dict)
     evidence: dict = field(default_factory=dict)
@@ -104,10 +109,21 @@ class Call:
     extra: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.input_ids = _tokens(self.input_ids, "input_ids")
-        self.output_ids = _tokens(self.output_ids, "output_ids")
-        self.logprobs = _logprobs(self.logprobs, len(self.output_ids))
-        _check_spans(self.versions, len(self.output_ids))
+        _check_fields(self)
+        _named(self, "id")
+        _named(self, "execution")
+        _one_of(self, "finish", FINISHES)
+        self.input_ids = token_array(self.input_ids, "input_ids")
+        self.output_ids = token_array(self.output_ids, "output_ids")
+        self.logprobs = logprob_array(self.logprobs, len(self.output_ids))
+        check_spans(self.versions, len(self.output_ids))
+        for moment, seconds in self.time.items():
+            if not _is_number(seconds) and seconds is not None:
+                raise RecordError(f"call: time {moment!r} must be unix seconds or null, not {seconds!r}")
+        if self.parent is None and not len(self.input_ids) and len(self.output_ids):
+            raise RecordError(
+                "call: output_ids without a prompt; put the whole prompt into input_ids, or name the parent"
+            )
 
     def token_versions(self) -> np.ndarray:
         """int32 [m]: the weight version that sampled each output token, -1 where unknown."""
@@ -135,17 +151,21 @@ class Assessment:
     extra: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _check_fields(self)
+        _named(self, "execution")
         _one_of(self, "status", ASSESSMENT_STATUSES)
-        if self.score is not None and not math.isfinite(self.score):
-            raise RecordError(f"assessment: score must be a finite number or null, not {self.score}")
         if self.status == "valid" and self.score is None:
             raise RecordError('assessment: status "valid" needs a score; use "unresolved" without one')
+        if self.status == "placeholder" and self.score:
+            raise RecordError(
+                f'assessment: a placeholder\'s score is 0, not {self.score}; use "valid" for a real one'
+            )
 
     def reward(self) -> float | None:
         """The reward it supplies: None when unresolved."""
         if self.status == "unresolved":
             return None
-        return 0.0 if self.score is None else float(self.score)
+        return float(self.score or 0.0)
 
 
 @dataclass(slots=True)
@@ -158,6 +178,12 @@ class Event:
     fields: dict = field(default_factory=dict)
     """Written beside `name` and `time`, at the top level of the line."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not isinstance(self.fields, dict):
+            raise RecordError("event: needs a text name, and its fields as an object")
+        if not _is_number(self.time) and self.time is not None:
+            raise RecordError(f"event: time must be unix seconds or null, not {self.time!r}")
+
 
 @dataclass(slots=True)
 class Unknown:
@@ -165,6 +191,12 @@ class Unknown:
 
     type: str
     fields: dict
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.type, str) or self.type in KINDS:
+            raise RecordError(
+                f"an unknown record's type must be text that no record class has, not {self.type!r}"
+            )
 
 
 Record = Header | Execution | Call | Assessment | Event | Unknown
@@ -184,34 +216,23 @@ def to_line(record: Record, packed: bool = False) -> bytes:
 
 def from_line(line: bytes | str) -> Record:
     """The record of one line. Raises RecordError when the line breaks the format."""
-    try:
-        raw = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise RecordError(f"not JSON ({error})") from error
-    if not isinstance(raw, dict) or not isinstance(raw.get("type"), str):
+    raw = parse_object(line)
+    kind = raw.pop("type", None)
+    if not isinstance(kind, str):
         raise RecordError('not an object with a "type"')
-    kind = raw.pop("type")
     if kind == "event":
-        return _event(raw)
+        if "name" not in raw:
+            raise RecordError("event: field 'name' is missing")
+        return Event(raw.pop("name"), raw.pop("time", None), raw)
     cls = _CLASSES.get(kind)
     return Unknown(kind, raw) if cls is None else _build(cls, raw)
 
 
-def _event(raw: dict) -> Event:
-    name, time = raw.pop("name", None), raw.pop("time", None)
-    if not isinstance(name, str) or not isinstance(time, int | float | None):
-        raise RecordError("event: needs a text name and a time in seconds")
-    return Event(name, time, raw)
-
-
 def _build(cls: type, raw: dict) -> Record:
     given = {}
-    for name, allowed, required in _SCHEMA[cls]:
+    for name, _, required in _SCHEMA[cls]:
         if name in raw:
-            value = raw.pop(name)
-            if allowed is not None and not isinstance(value, allowed):
-                raise RecordError(f"{cls.type}: field {name!r} has the wrong type ({type(value).__name__})")
-            given[name] = value
+            given[name] = raw.pop(name)
         elif required:
             raise RecordError(f"{cls.type}: field {name!r} is missing")
     return cls(**given, extra=raw)
@@ -219,82 +240,55 @@ def _build(cls: type, raw: dict) -> Record:
 
 def _to_dict(record: Record, packed: bool) -> dict:
     if isinstance(record, Event | Unknown):
-        head = {"type": record.type}
+        out = {"type": record.type}
         if isinstance(record, Event):
-            head |= {"name": record.name, "time": record.time}
-        if clash := head.keys() & record.fields.keys():
-            raise RecordError(f"{record.type}: field names {sorted(clash)} are reserved; rename them")
-        return head | record.fields
-    out: dict[str, Any] = {"type": record.type}
+            out |= {"name": record.name, "time": record.time}
+        return _joined(out, record.fields)
+    out = {"type": record.type}
     for name, _, _ in _SCHEMA[type(record)]:
         value = getattr(record, name)
-        out[name] = _packed(value) if packed and isinstance(value, np.ndarray) else value
-    return out | record.extra if record.extra else out
+        out[name] = packed_form(value) if packed and isinstance(value, np.ndarray) else value
+    return _joined(out, record.extra)
 
 
-def _packed(array: np.ndarray) -> dict:
-    return {"b64": base64.b64encode(array.tobytes()).decode("ascii"), "dtype": array.dtype.str[1:]}
+def _joined(out: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    if clash := out.keys() & more.keys():
+        raise RecordError(f"{out['type']}: field names {sorted(clash)} are reserved; rename them")
+    return out | more
 
 
-def _unpacked(value: dict, dtype: np.dtype, name: str) -> np.ndarray:
-    if value.get("dtype") != dtype.str[1:]:
-        raise RecordError(f"call: field {name!r} must be packed as {dtype.str[1:]!r}")
-    try:
-        data = base64.b64decode(value["b64"], validate=True)
-        return np.frombuffer(data, dtype)
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
-        raise RecordError(f"call: field {name!r} has no whole base64 array ({error})") from error
+def _check_fields(record: Record) -> None:
+    """Refuse a field whose value is not of its annotated JSON type; numpy scalars become Python's."""
+    for name, allowed, _ in _SCHEMA[type(record)]:
+        value = getattr(record, name)
+        if isinstance(value, np.generic):
+            value = value.item()
+            setattr(record, name, value)
+        if allowed is not None and not _is_of(value, allowed):
+            words = " or ".join(_WORDS[kind] for kind in allowed if kind is not int or float not in allowed)
+            raise RecordError(f"{record.type}: field {name!r} must be {words}, not {_shown(value)}")
 
 
-def _tokens(value: Any, name: str) -> np.ndarray:
-    if isinstance(value, dict):
-        array = _unpacked(value, TOKEN_DTYPE, name)
-    else:
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise RecordError(f"call: field {name!r} must be a flat list of token ids") from error
-    if array.size == 0:
-        return np.empty(0, TOKEN_DTYPE)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise RecordError(f"call: field {name!r} must be a flat list of token ids")
-    if array.min() < 0 or array.max() > 0x7FFFFFFF:
-        raise RecordError(f"call: field {name!r} holds a token id outside 0..2147483647")
-    return np.ascontiguousarray(array, TOKEN_DTYPE)
+def _is_of(value: Any, allowed: tuple[type, ...]) -> bool:
+    """Whether a JSON value is of an allowed type: true is no number, NaN and infinity are none either."""
+    if isinstance(value, bool):
+        return bool in allowed
+    if isinstance(value, float):
+        return float in allowed and math.isfinite(value)
+    return isinstance(value, allowed)
 
 
-def _logprobs(value: Any, count: int) -> np.ndarray:
-    if value is None:
-        return np.full(count, np.nan, LOGPROB_DTYPE)
-    if isinstance(value, dict):
-        array = _unpacked(value, LOGPROB_DTYPE, "logprobs")
-    else:
-        try:
-            array = np.ascontiguousarray(value, LOGPROB_DTYPE)
-        except (TypeError, ValueError) as error:
-            raise RecordError("call: field 'logprobs' must be a flat list of numbers and nulls") from error
-    if array.shape != (count,):
-        raise RecordError(
-            f"call: {array.size} logprobs for {count} output_ids; write null where one is missing"
-        )
-    return array
+def _is_number(value: Any) -> bool:
+    return _is_of(value, (int, float))
 
 
-def _check_spans(spans: list, count: int) -> None:
-    position = 0
-    for span in spans:
-        if (
-            not isinstance(span, list | tuple)
-            or len(span) != 3
-            or not all(type(number) is int for number in span)
-        ):
-            raise RecordError("call: each entry of 'versions' must be three integers: version, start, end")
-        _, start, end = span
-        if not position <= start <= end <= count:
-            raise RecordError(
-                f"call: versions span {list(span)} overlaps another or passes {count} output_ids"
-            )
-        position = end
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, bool | float | None) else type(value).__name__
+
+
+def _named(record: Record, name: str) -> None:
+    if not getattr(record, name):
+        raise RecordError(f"{record.type}: field {name!r} is empty; give it a name that is unique in the log")
 
 
 def _one_of(record: Record, name: str, values: tuple[str, ...]) -> None:
@@ -313,6 +307,18 @@ def _allowed(hint: Any) -> tuple[type, ...] | None:
 
 
 _CLASSES: dict[str, type] = {cls.type: cls for cls in (Header, Execution, Call, Assessment)}
+KINDS = frozenset(_CLASSES) | {"event"}
+_WORDS = {
+    str: "text",
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+    types.NoneType: "null",
+}
+_REQUIRED_IN_LINES = {(Header, "format"), (Header, "version")}
+"""Fields with a default for writers that every line must carry: a header that names no format is none."""
 _SCHEMA: dict[type, list[tuple[str, tuple[type, ...] | None, bool]]] = {}
 for _cls in _CLASSES.values():
     _hints = typing.get_type_hints(_cls)
@@ -322,7 +328,7 @@ for _cls in _CLASSES.values():
         if f.default is f.default_factory  # both are MISSING
     }
     _SCHEMA[_cls] = [
-        (f.name, _allowed(_hints[f.name]), f.name in _without_default)
+        (f.name, _allowed(_hints[f.name]), f.name in _without_default or (_cls, f.name) in _REQUIRED_IN_LINES)
         for f in fields(_cls)
         if f.name != "extra"
     ]
