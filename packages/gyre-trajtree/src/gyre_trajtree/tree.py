@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gyre_trajtree.errors import TreeError
+from gyre_trajtree.prefixes import PrefixIndex
 from gyre_trajtree.records import Call
 
 
@@ -80,6 +81,8 @@ class Tree:
         """In the order of the log."""
         self.roots: list[Node] = []
         self._by_id: dict[str, Node] = {}
+        self._prefixes = PrefixIndex()
+        """Filled when a prompt is first looked for: calls with known parents need none."""
 
     @classmethod
     def from_calls(cls, calls: Iterable[Call], rejected: list[RejectedCall] | None = None) -> "Tree":
@@ -89,17 +92,18 @@ class Tree:
         appended to `rejected` and the rest is built; the tree may then be empty. Raises TreeError for such a
         call without that list, and for no calls at all.
         """
-        calls = list(calls)
-        if not calls:
-            raise TreeError("a tree needs at least one call; this execution recorded none")
-        tree = cls(calls[0].execution)
+        tree: Tree | None = None
         for call in calls:
+            if tree is None:
+                tree = cls(call.execution)
             try:
                 tree.add(call)
             except TreeError as error:
                 if rejected is None:
                     raise
                 rejected.append(RejectedCall(call, str(error)))
+        if tree is None:
+            raise TreeError("a tree needs at least one call; this execution recorded none")
         return tree
 
     def add(self, call: Call) -> Node:
@@ -111,6 +115,8 @@ class Tree:
             raise TreeError(f"call {call.id} belongs to execution {call.execution}, not to {self.execution}")
         if call.id in self._by_id:
             raise TreeError(f"call {call.id} is recorded twice in execution {self.execution}")
+        if call.parent == call.id:
+            raise TreeError(f"call {call.id} names itself as its parent")
         if call.parent is not None:
             parent = self._by_id.get(call.parent)
             if parent is None:
@@ -132,14 +138,9 @@ class Tree:
 
         A node that sampled nothing has no answer to extend and is never returned.
         """
-        best: Node | None = None
-        open_nodes = _matching(self.roots, prompt)
-        while open_nodes:
-            node = open_nodes.pop()
-            if best is None or (node.end, node.index) > (best.end, best.index):
-                best = node
-            open_nodes += _matching(node.children, prompt)
-        return best
+        for node in self.nodes[len(self._prefixes) :]:
+            self._prefixes.add(node)
+        return self._prefixes.longest(prompt)
 
     def leaves(self) -> list[Node]:
         """Nodes that no other call extends, in the order of the log."""
@@ -193,36 +194,31 @@ def dead_tips(tree: Tree) -> dict[str, str]:
     sibling answered the same request. Reason: "aborted", or "retried" when the lost attempt was whole.
     """
     repeated = {node.call.attempt_of for node in tree.nodes if node.call.attempt_of}
+    latest = _latest_answers(tree)
     reasons = {}
     for node in tree.nodes:
         if node.children:
             continue
         aborted = node.call.finish == "abort"
-        if node.id in repeated or (aborted and _answered_later(tree, node)):
+        if node.id in repeated or (aborted and latest[_request(node)] > node.index):
             reasons[node.id] = "aborted" if aborted else "retried"
     return reasons
 
 
-def _answered_later(tree: Tree, node: Node) -> bool:
-    siblings = node.parent.children if node.parent else tree.roots
-    return any(
-        other.index > node.index and np.array_equal(other.call.input_ids, node.call.input_ids)
-        for other in siblings
-    )
+def _latest_answers(tree: Tree) -> dict[tuple, int]:
+    """Index of the last call for each request that an aborted call made."""
+    latest = {_request(node): node.index for node in tree.nodes if node.call.finish == "abort"}
+    if latest:
+        parents = {parent for parent, _ in latest}
+        for node in tree.nodes:
+            if _above(node) in parents and (request := _request(node)) in latest:
+                latest[request] = node.index
+    return latest
 
 
-def _matching(nodes: list[Node], prompt: np.ndarray) -> list[Node]:
-    return [node for node in nodes if node.end > node.output_start and _extends(prompt, node)]
+def _request(node: Node) -> tuple[int, bytes]:
+    return _above(node), node.call.input_ids.tobytes()
 
 
-def _extends(prompt: np.ndarray, node: Node) -> bool:
-    """Whether `prompt`, known to match up to `node.start`, also matches the node's own tokens.
-
-    The last token is compared first: siblings mostly differ in their outputs, so this settles most of them.
-    """
-    return (
-        len(prompt) >= node.end
-        and prompt[node.end - 1] == node.call.output_ids[-1]
-        and np.array_equal(prompt[node.output_start : node.end], node.call.output_ids)
-        and np.array_equal(prompt[node.start : node.output_start], node.call.input_ids)
-    )
+def _above(node: Node) -> int:
+    return node.parent.index if node.parent else -1
