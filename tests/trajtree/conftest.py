@@ -1,8 +1,13 @@
 """A recorder that writes calls as the proxy does (with parents) or as a foreign log does (whole prompts)."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from gyre_trajtree import Call, Tree, infer_roles
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 class Recorder:

@@ -152,8 +152,9 @@ def test_structure_outweighs_a_wrong_hint(recorder):
 def test_a_hint_decides_where_structure_is_silent(recorder):
     recorder.call("a", evidence=MAIN)
     recorder.call("b", evidence={"kind": "sub-agent", "system": "S-main", "tools": "T-few"})
-    recorder.call("c", "a", evidence=MAIN | {"kind": "compact"})
-    assert recorder.roles() == {"b": "sub-agent", "c": "main-summary"}
+    recorder.call("c", "a", evidence=MAIN | {"kind": "compact", "last_user": "Fasse zusammen."})
+    recorder.call("d", "a", evidence=MAIN | {"kind": "compact", "last_user": "Condense this."})
+    assert recorder.roles() == {"b": "sub-agent", "c": "main-summary", "d": "main-summary"}
 
 
 def test_headers_of_a_parent_agent_count_as_a_hint(recorder):
@@ -161,7 +162,7 @@ def test_headers_of_a_parent_agent_count_as_a_hint(recorder):
     unmatched = SUB | {"first_user": "Rewritten.", "system": "S-main"}
     recorder.call("b", evidence=unmatched, hints={"session": "s", "parent": "p"})
     recorder.call("c", evidence=unmatched | {"tools": "T-3"}, hints={"subagent": "review"})
-    recorder.call("d", "a", evidence=MAIN, hints={"subagent": "compact"})
+    recorder.call("d", "a", evidence=MAIN | {"last_user": "Condense this."}, hints={"subagent": "compact"})
     assert recorder.roles() == {"b": "sub-agent", "c": "sub-agent", "d": "main-summary"}
 
 

@@ -6,11 +6,15 @@ Pure. Hints are what harnesses send about sessions and agents; they are recorded
 from collections.abc import Iterator, Mapping, Sequence
 
 import orjson
+from gyre_trajtree.evidence import plain
 
-from gyre_proxy.conversation import Conversation, ToolCall
-from gyre_proxy.sessions import text_digest
+from gyre_proxy.conversation import Message, ToolCall
+from gyre_proxy.sessions import Match, text_digest
 
 TEXT_LIMIT = 2000
+OPENING_TEXT, OPENING_LIMIT = 1000, 8000
+READ_LIMIT = 1 << 16
+"""Characters of a message that are looked at: reminders before the text can be long, tool output pasted by users longer."""
 SPAWN_MINIMUM = 20
 SPAWNING_TOOLS = frozenset(("task", "agent", "spawn_agent", "delegate"))
 
@@ -49,25 +53,45 @@ def _request_kind(metadata: bytes | None) -> str | None:
 
 
 def evidence(
-    conversation: Conversation,
-    tools: str | None,
+    match: Match,
+    parent: str | None,
+    echoes: Sequence[str],
     text: str,
     calls: Sequence[ToolCall],
     kind: str | None,
 ) -> dict:
-    """The `evidence` object of a call record. `tools` is the digest of the tool list."""
-    messages = conversation.messages
+    """The `evidence` object of a call record: what was asked (`match`) under which node (`parent`), which
+    recorded calls it repeats (`echoes`), and the text and tool calls that were answered.
+    """
+    messages = match.messages
     users = [m.text for m in messages if m.role == "user"]
-    return {
+    found = {
         "system": text_digest(messages[0].text) if messages[0].role == "system" else None,
-        "tools": tools,
-        "first_user": users[0][:TEXT_LIMIT] if users else None,
-        "last_user": users[-1][:TEXT_LIMIT] if users else None,
+        "tools": match.tools,
+        "last_user": _cut(users[-1]) if users else None,
         "messages": len(messages),
         "spawns": [s for call in calls for s in _spawns(call)],
         "text": text[:TEXT_LIMIT],
+        "tool_calls": len(calls),
         "kind": kind,
     }
+    if parent is None:
+        found["first_user"] = _cut(users[0]) if users else None
+        found["opening"] = _opening(messages)
+    if echoes:
+        found["echoes"] = list(echoes)
+    return found
+
+
+def _opening(messages: Sequence[Message]) -> str:
+    """Beginnings of what users and assistants say in a prompt, a line each. Tool results tell nothing of whose it is."""
+    said = (plain(m.text[:READ_LIMIT])[:OPENING_TEXT] for m in messages if m.role in ("user", "assistant"))
+    return "\n".join(filter(None, said))[:OPENING_LIMIT]
+
+
+def _cut(text: str) -> str:
+    """What is left of a text without the reminders of harnesses, which can be longer than the limit."""
+    return plain(text[:READ_LIMIT])[:TEXT_LIMIT]
 
 
 def _spawns(call: ToolCall) -> Iterator[str]:

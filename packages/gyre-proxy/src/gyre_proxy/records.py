@@ -41,6 +41,8 @@ def call_answer(flight: Flight, codec: Codec, tool_parser: str, id_prefix: str) 
 def call_record(flight: Flight, answer: Answer, end: float) -> Call:
     """The line of the run log; `end` in unix seconds."""
     request, match, prompt = flight.request, flight.match, flight.prompt
+    parent = prompt.parent.id if prompt.parent else None
+    echoes = flight.session.echoes(match.messages[match.known if parent else 0 :])
     sampling = dict(flight.sampling)
     if request.stop:
         sampling["stop"] = list(request.stop)
@@ -49,7 +51,7 @@ def call_record(flight: Flight, answer: Answer, end: float) -> Call:
     return Call(
         id=flight.id,
         execution=flight.session.execution,
-        parent=prompt.parent.id if prompt.parent else None,
+        parent=parent,
         input_ids=prompt.new,
         output_ids=flight.ids,
         logprobs=np.array([np.nan if v is None else v for v in flight.logprobs], np.float32),
@@ -60,9 +62,7 @@ def call_record(flight: Flight, answer: Answer, end: float) -> Call:
         time={"start": flight.started, "first": flight.first, "end": end},
         digest=match.digest.hex(),
         hints=flight.hints,
-        evidence=evidence(
-            request.conversation, match.tools, answer.text, answer.tool_calls, flight.hints.get("kind")
-        ),
+        evidence=evidence(match, parent, echoes, answer.text, answer.tool_calls, flight.hints.get("kind")),
         attempt_of=flight.attempt_of,
     )
 

@@ -8,7 +8,7 @@ less where it repeats the last one; the memory of a session is its tokens and th
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -117,8 +117,8 @@ class Session:
     """Unix seconds of the last request."""
     closed: bool = False
     _nodes: dict[bytes, list[Node]] = field(default_factory=dict)
-    _payloads: dict[str, tuple[ToolCall, bytes]] = field(default_factory=dict)
-    """Recorded tool calls by id, each with its meaning."""
+    _payloads: dict[str, tuple[ToolCall, bytes, str]] = field(default_factory=dict)
+    """Recorded tool calls by id, each with its meaning and the id of the call that made it."""
     _failed: dict[bytes, str] = field(default_factory=dict)
     _walk: _Walk | None = None
 
@@ -150,7 +150,9 @@ class Session:
         else:
             self._failed.pop(match.digest, None)
         if node is not None:
-            self._payloads.update((call.id, (call, _call_meaning(call))) for call in answer.tool_calls)
+            self._payloads.update(
+                (call.id, (call, _call_meaning(call), call_id)) for call in answer.tool_calls
+            )
             running = match.running.copy()
             self._update(running, (answer,))
             self._nodes.setdefault(running.digest(), []).append(node)
@@ -158,6 +160,13 @@ class Session:
     def failed_attempt(self, digest: bytes) -> str | None:
         """Call id of the last failed attempt at the same prompt, None when there is none."""
         return self._failed.get(digest)
+
+    def echoes(self, messages: Iterable[Message]) -> list[str]:
+        """Ids of the recorded calls whose tool calls the messages repeat, in their order, each once."""
+        made = (
+            self._payloads[call.id][2] for m in messages for call in m.tool_calls if call.id in self._payloads
+        )
+        return list(dict.fromkeys(made))
 
     def _restore(self, message: Message) -> Message:
         """The message with recorded tool-call payloads under the incoming ids."""

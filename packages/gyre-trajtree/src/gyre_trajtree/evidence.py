@@ -1,159 +1,104 @@
-"""Owns the texts that travel between contexts: what one call wrote that opens a later context.
+"""Owns what a call's record says of itself beside its tokens, prepared for comparison (docs/architecture.md).
 
-Two links exist. A spawn: a tool argument of one call is found in the first user message of a later root
-(delegation, paper appendix C.1). A continuation: a leaf's visible text is found in the user message that
-opens a later root (compaction, appendix C.2). Texts are compared without the wrappers and spacing that
-harnesses change; recorded texts are cut, so a beginning counts as the whole. Pure functions over recorded
-evidence.
+Every reading is tolerant: a missing or odd entry reads as nothing recorded, since any project may write the
+log. Texts are compared without the wrappers and spacing that harnesses change.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 
 from gyre_trajtree.records import Call
-from gyre_trajtree.tree import Node, Tree
-
-LONG_TEXT = 20
-"""Characters from which a text found again is no coincidence."""
-SHORT_TEXT = 8
-"""Characters below which a leaf's text found again says nothing."""
-PROBE = 160
-"""Characters of a summary that are looked for: the rest may be cut off."""
 
 _WRAPPERS = re.compile(
     r"<system-reminder>.*?</system-reminder>|<analysis>.*?</analysis>|</?summary>", re.DOTALL
 )
 
 
-@dataclass(slots=True, frozen=True)
-class Opening:
-    """First and last user text that a call was asked with, ready for comparison."""
+class Evidence:
+    """The evidence of one call; "" , () or None where its writer recorded nothing."""
 
-    node: Node
-    first_user: str
-    last_user: str
+    def __init__(self, call: Call) -> None:
+        self._raw = call.evidence if isinstance(call.evidence, dict) else {}
+        self._hints = call.hints if isinstance(call.hints, dict) else {}
+        self._root = call.parent is None
 
+    @property
+    def recorded(self) -> bool:
+        """Whether the writer recorded any."""
+        return bool(self._raw)
 
-@dataclass(slots=True, frozen=True)
-class Spawn:
-    """Texts that a call gave to tools, and whether they are long enough to be sure of a match."""
+    @property
+    def setting(self) -> tuple[str, str]:
+        """Digests of system text and tool list: what a harness fixes for one agent."""
+        return self._text("system"), self._text("tools")
 
-    caller: Node
-    texts: tuple[str, ...]
-    sure: bool = True
+    @cached_property
+    def first_user(self) -> str:
+        """The first user message."""
+        return plain(self._text("first_user"))
 
+    @cached_property
+    def last_user(self) -> str:
+        """The last user message: what was asked, if it is not an earlier call's."""
+        return plain(self._text("last_user"))
 
-@dataclass(slots=True, frozen=True)
-class Spawns:
-    """All tool arguments of a tree, so that matching costs the message's length, not the number of calls."""
+    @cached_property
+    def opening(self) -> str:
+        """What a root's prompt says beside its system text, as far as it was recorded."""
+        if not self._root:
+            return self.last_user
+        parts = (plain(self._text("opening")), self.first_user, self.last_user)
+        return " \n ".join(part for part in dict.fromkeys(parts) if part)
 
-    long: dict[str, list[tuple[Node, str]]] = field(default_factory=dict)
-    """Long texts by their first characters, with who wrote them."""
-    short: list[Spawn] = field(default_factory=list)
-    """Calls whose arguments are all short, in the order of the log."""
+    @cached_property
+    def text(self) -> str:
+        """The visible text of the output."""
+        return plain(self._text("text"))
 
+    @cached_property
+    def spawns(self) -> tuple[str, ...]:
+        """Texts that the output gave to tools as arguments."""
+        recorded = self._raw.get("spawns")
+        texts = recorded if isinstance(recorded, list) else ()
+        return tuple(filter(None, (plain(text) for text in texts if isinstance(text, str))))
 
-@dataclass(slots=True, frozen=True)
-class Answer:
-    """The beginning of a leaf's visible text, if it is long enough and the leaf's own."""
+    @property
+    def tool_calls(self) -> int | None:
+        """How many tools the output called."""
+        count = self._raw.get("tool_calls")
+        return count if isinstance(count, int) else 1 if self._raw.get("spawns") else None
 
-    leaf: Node
-    text: str
+    @property
+    def echoes(self) -> tuple[str, ...]:
+        """Ids of earlier calls whose tool calls the new input repeats outside the parent's path."""
+        recorded = self._raw.get("echoes")
+        return tuple(name for name in recorded if isinstance(name, str)) if isinstance(recorded, list) else ()
 
+    @property
+    def claim(self) -> str:
+        """What the harness says the call is for, in lower case letters: a kind, or headers of sub-agents."""
+        claim = (
+            self._text("kind")
+            or self._hints.get("subagent")
+            or ("subagent" if self._hints.get("parent") else "")
+        )
+        return re.sub(r"[^a-z]", "", str(claim).lower())
 
-@dataclass(slots=True, frozen=True)
-class Continuation:
-    """A leaf whose text opens the context of `root`."""
+    @property
+    def names_sub_agent(self) -> bool:
+        """Whether a header says that a sub-agent asks, whatever it calls that."""
+        return bool(self._hints.get("subagent"))
 
-    leaf: Node
-    root: Node
-    sure: bool
+    @property
+    def agent(self) -> tuple[str, str]:
+        """Session and agent that headers name."""
+        return str(self._hints.get("session") or ""), str(self._hints.get("agent") or "")
 
-
-def text_of(call: Call, key: str) -> str:
-    """A text of the call's evidence, "" when its writer recorded none."""
-    value = call.evidence.get(key)
-    return value if isinstance(value, str) else ""
+    def _text(self, key: str) -> str:
+        value = self._raw.get(key)
+        return value if isinstance(value, str) else ""
 
 
 def plain(text: str) -> str:
     """`text` without what harnesses wrap around it, with single spaces."""
     return " ".join((_WRAPPERS.sub(" ", text) if "<" in text else text).split())
-
-
-def opening(node: Node) -> Opening:
-    return Opening(node, plain(text_of(node.call, "first_user")), plain(text_of(node.call, "last_user")))
-
-
-def spawns_of(tree: Tree) -> Spawns:
-    """Every call's tool arguments, indexed for `spawned_by`."""
-    spawns = Spawns()
-    for node in tree.nodes:
-        recorded = node.call.evidence.get("spawns")
-        texts = (
-            [plain(text) for text in recorded if isinstance(text, str)] if isinstance(recorded, list) else []
-        )
-        for text in texts:
-            if len(text) >= LONG_TEXT:
-                spawns.long.setdefault(text[:LONG_TEXT], []).append((node, text))
-        if texts and all(len(text) < LONG_TEXT for text in texts):
-            spawns.short.append(Spawn(node, tuple(texts), sure=False))
-    return spawns
-
-
-def spawned_by(opened: Opening, spawns: Spawns) -> Spawn | None:
-    """The latest earlier call whose tool arguments the context's first user message carries, with those.
-
-    One long argument suffices; short ones (a path, a colour) must all be there as words, and are not sure.
-    """
-    message, before = opened.first_user, opened.node.index
-    starts = {message[i : i + LONG_TEXT] for i in range(len(message) - LONG_TEXT + 1)}
-    found = [
-        (caller, text)
-        for start in starts & spawns.long.keys()
-        for caller, text in spawns.long[start]
-        if caller.index < before and carries(message, text)
-    ]
-    if found:
-        latest = max((caller for caller, _ in found), key=lambda caller: caller.index)
-        return Spawn(latest, tuple(sorted(text for caller, text in found if caller is latest)))
-    for spawn in reversed(spawns.short):
-        if spawn.caller.index < before and all(_has_words(message, text) for text in spawn.texts):
-            return spawn
-    return None
-
-
-def answers_of(tree: Tree) -> list[Answer]:
-    """Texts of leaves that a later context could open with, in the order of the log.
-
-    A text that the leaf copied from its own prompt is left out: finding it again links nothing.
-    """
-    found = []
-    for leaf in tree.leaves():
-        text = plain(text_of(leaf.call, "text"))[:PROBE]
-        asked = opening(leaf)
-        if len(text) >= SHORT_TEXT and text not in asked.first_user and text not in asked.last_user:
-            found.append(Answer(leaf, text))
-    return found
-
-
-def continued_leaf(opened: Opening, answers: Sequence[Answer], spawn: Spawn | None) -> Continuation | None:
-    """The latest earlier leaf whose text opens this context, unless a spawn brought the text here."""
-    for answer in reversed(answers):
-        if answer.leaf.index >= opened.node.index:
-            continue
-        text = answer.text
-        brought = spawn is not None and any(text in passed for passed in spawn.texts)
-        if not brought and (text in opened.first_user or text in opened.last_user):
-            return Continuation(answer.leaf, opened.node, sure=len(text) >= LONG_TEXT)
-    return None
-
-
-def carries(message: str, text: str) -> bool:
-    """Whether `message` holds `text`, or is its beginning because the record was cut."""
-    return bool(text) and (text in message or (len(message) >= LONG_TEXT and text.startswith(message)))
-
-
-def _has_words(message: str, words: str) -> bool:
-    return words in message and re.search(rf"(?<!\w){re.escape(words)}(?!\w)", message) is not None

@@ -1,76 +1,44 @@
 """Owns role inference: which kind of context each leaf of a tree belongs to (paper sections 2.3, C.1, C.2).
 
-A black-box harness does not say which agent a request serves. Two questions are answered apart: whose
-context a root opens (main agent, sub-agent, auxiliary request), and whether a leaf in it drives the task or
-summarises it. Each piece of evidence is a vote; the weights below are the whole policy. What the calls
-themselves show (texts that travel between contexts, digests, shape) outweighs what a header claims, because
-headers are absent, inherited or wrong in harnesses nobody modified.
+Two questions are answered apart and joined: whose context the leaf is in (`contexts`), and whether the leaf
+drives its context's work or summarises it. The weights below are the policy of the second. A summary is
+always asked for: a leaf that was asked nothing new, or that called tools, drives, whatever a header claims.
 
 Invariant: every leaf gets exactly one decision; the same tree gives the same decisions.
 """
 
-import math
-import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from gyre_trajtree.evidence import (
-    Answer,
-    Continuation,
-    Opening,
-    Spawn,
-    Spawns,
-    answers_of,
-    carries,
-    continued_leaf,
-    opening,
-    plain,
-    spawned_by,
-    spawns_of,
-    text_of,
+from gyre_trajtree.contexts import (
+    AUXILIARY,
+    MAIN,
+    SUB_AGENT,
+    SUMMARY_CLAIMS,
+    Context,
+    Contexts,
+    Votes,
+    find_contexts,
 )
 from gyre_trajtree.tree import Node, Tree
 
-MAIN = "main"
 MAIN_SUMMARY = "main-summary"
-SUB_AGENT = "sub-agent"
 SUB_AGENT_SUMMARY = "sub-agent-summary"
-AUXILIARY = "auxiliary"
 ROLES = (MAIN, MAIN_SUMMARY, SUB_AGENT, SUB_AGENT_SUMMARY, AUXILIARY)
 """In the order of their training priority (paper section 5.3)."""
 
-# Votes for whose context a root opens: main, sub-agent or auxiliary.
-ANCHOR = 3.0  # the root most like the original task's
-SPAWNED, SPAWNED_UNSURE = 4.0, 2.0
-CONTINUES, CONTINUES_UNSURE = 4.0, 2.0
-SAME_SETTING = 2.5  # system text and tools of an earlier context
-SAME_SYSTEM = 1.0  # only the system text of the main context
-OTHER_SYSTEM = 1.0
-TASK_PROMPT = 1.5
-NO_TOOLS = 2.0  # while the main context has tools
-LONE_CALL = 1.0  # no tools and nothing follows: a title, a probe
-HINT = 2.0
-PRIOR = 0.5  # without any evidence a context is the main agent's
-
-# Votes for what a leaf does in its context: drive the task or summarise it.
 DRIVES = 2.0
+ACTS = 2.0  # its answer called tools
+ASKED_NOTHING = 2.0  # its prompt adds no user message to its parent's
 REAPPEARS, REAPPEARS_UNSURE = 5.0, 3.0
+SAME_REQUEST = 5.0  # asked with the words of a request that was answered with a summary
+PASSED_OVER = 2.5  # the agent goes on elsewhere, from turns this leaf does not know
+READS_HISTORY = 3.0
 ASKED_TO_SUMMARISE = 2.5
-HINTED_SUMMARY = 2.25
+CLAIMED_SUMMARY = 2.25
+ASIDE = 0.5  # it stands beside its agent's line of work, as every summary request does
 
-_FAMILIES = (MAIN, SUB_AGENT, AUXILIARY)
 _SUMMARY_OF = {MAIN: MAIN_SUMMARY, SUB_AGENT: SUB_AGENT_SUMMARY}
-_HINTED_FAMILY = {
-    "main": MAIN,
-    "agent": SUB_AGENT,
-    "subagent": SUB_AGENT,
-    "sidechain": SUB_AGENT,
-    "title": AUXILIARY,
-    "topic": AUXILIARY,
-    "probe": AUXILIARY,
-    "quota": AUXILIARY,
-    "auxiliary": AUXILIARY,
-}
-_SUMMARY_KINDS = {"summary", "compact", "compaction"}
+_SUMMARY_WORDS = ("summar", "résum", "zusammenfass", "resumen", "总结", "摘要", "概括", "要約")
 
 
 @dataclass(slots=True, frozen=True)
@@ -82,180 +50,100 @@ class RoleDecision:
     evidence: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Votes:
-    totals: dict[str, float]
-    reasons: list[tuple[float, str, str]] = field(default_factory=list)
-
-    def add(self, choice: str, weight: float, reason: str) -> None:
-        self.totals[choice] += weight
-        self.reasons.append((weight, choice, reason))
-
-    def winner(self) -> str:
-        """The choice with most weight; the first of equal ones."""
-        return max(self.totals, key=self.totals.__getitem__)
-
-    def share(self) -> float:
-        """Softmax probability of the winner."""
-        best = max(self.totals.values())
-        return 1.0 / sum(math.exp(total - best) for total in self.totals.values())
-
-    def reasons_for(self, choice: str) -> list[tuple[float, str]]:
-        return [(weight, reason) for weight, chosen, reason in self.reasons if chosen == choice]
-
-
-@dataclass(slots=True)
-class _Context:
-    """One root and what is known of whose it is."""
-
-    opening: Opening
-    calls: int
-    setting: tuple[str, str]
-    """Digests of system text and tools, "" without."""
-    spawn: Spawn | None
-    continuation: Continuation | None
-    votes: _Votes = field(default_factory=lambda: _Votes(dict.fromkeys(_FAMILIES, 0.0)))
-
-    @property
-    def root(self) -> Node:
-        return self.opening.node
-
-    @property
-    def family(self) -> str:
-        return self.votes.winner()
-
-
 def infer_roles(tree: Tree, task_prompt: str | None = None) -> dict[str, RoleDecision]:
     """A decision for every leaf: {call id of the leaf: RoleDecision}.
 
     `task_prompt` is the text the harness was started with, when known; it helps to find the main context.
     """
-    task = plain(task_prompt or "")
-    spawns, answers = spawns_of(tree), answers_of(tree)
-    contexts = [_context(tree, root, answers, spawns) for root in tree.roots]
-    anchor = max(contexts, key=lambda context: _likeness_to_main(context, task))
-    for position, context in enumerate(contexts):
-        _vote(context, contexts[:position], anchor, task)
-    by_root = {context.root.index: context for context in contexts}
-    continued_by: dict[int, _Context] = {}
-    for context in contexts:
-        if context.continuation:
-            continued_by.setdefault(context.continuation.leaf.index, context)
-    return {
-        leaf.id: _decide(leaf, by_root[leaf.root.index], continued_by.get(leaf.index))
-        for leaf in tree.leaves()
-    }
+    found = find_contexts(tree, task_prompt)
+    leaves = tree.leaves()
+    opened = _opened_by(found)
+    jobs = {leaf.index: _job_votes(leaf, found, opened) for leaf in leaves}
+    _vote_same_request(leaves, jobs, found)
+    for leaf in leaves:
+        _vote_words(leaf, jobs[leaf.index], found)
+    return {leaf.id: _decide(leaf, jobs[leaf.index], found, opened) for leaf in leaves}
 
 
-def _context(tree: Tree, root: Node, answers: list[Answer], spawns: Spawns) -> _Context:
-    opened = opening(root)
-    spawn = spawned_by(opened, spawns)
-    return _Context(
-        opened,
-        calls=sum(1 for _ in tree.below(root)),
-        setting=(text_of(root.call, "system"), text_of(root.call, "tools")),
-        spawn=spawn,
-        continuation=continued_leaf(opened, answers, spawn),
-    )
+def _opened_by(found: Contexts) -> dict[int, Context]:
+    """The first context that each summary opens, by index of the leaf."""
+    opened: dict[int, Context] = {}
+    for context in found.all:
+        if context.summary:
+            opened.setdefault(context.summary.leaf.index, context)
+    return opened
 
 
-def _likeness_to_main(context: _Context, task: str) -> tuple:
-    """Orders roots by how much they look like the original task's context."""
-    has_tools = bool(context.setting[1])
-    return (
-        not (context.spawn and context.spawn.sure),
-        has_tools,
-        carries(context.opening.first_user, task),
-        _hinted_family(context.root) not in (SUB_AGENT, AUXILIARY),
-        has_tools or context.calls > 1,
-        -context.root.index,
-    )
-
-
-def _vote(context: _Context, earlier: list[_Context], anchor: _Context, task: str) -> None:
-    votes = context.votes
-    votes.add(MAIN, PRIOR, "nothing speaks against it")
-    if context is anchor:
-        votes.add(MAIN, ANCHOR, "most like the original task's context")
-    if carries(context.opening.first_user, task):
-        votes.add(MAIN, TASK_PROMPT, "the first user message holds the task")
-    if spawn := context.spawn:
-        weight = SPAWNED if spawn.sure else SPAWNED_UNSURE
-        votes.add(SUB_AGENT, weight, f"call {spawn.caller.id} wrote its first user message")
-    if context.continuation:
-        _vote_continuation(votes, context.continuation, earlier)
-    if context is not anchor and context.root.call.evidence and anchor.root.call.evidence:
-        _vote_setting(context, earlier, anchor)
-    if hinted := _hinted_family(context.root):
-        votes.add(hinted, HINT, f"the harness calls it {_claim(context.root)!r}")
-
-
-def _vote_continuation(votes: _Votes, continuation: Continuation, earlier: list[_Context]) -> None:
-    source = next(context for context in earlier if context.root is continuation.leaf.root)
-    # A summariser with a context of its own does not tell whose history it summarised.
-    if source.family != AUXILIARY:
-        weight = CONTINUES if continuation.sure else CONTINUES_UNSURE
-        votes.add(source.family, weight, f"continues from the text of call {continuation.leaf.id}")
-
-
-def _vote_setting(context: _Context, earlier: list[_Context], anchor: _Context) -> None:
-    votes = context.votes
-    (system, tools), (main_system, main_tools) = context.setting, anchor.setting
-    twin = next((other for other in [anchor, *earlier] if other.setting == context.setting), None)
-    if twin:
-        family = MAIN if twin is anchor else twin.family
-        votes.add(family, SAME_SETTING, f"system text and tools of call {twin.root.id}")
-        return
-    if main_tools and not tools:
-        votes.add(AUXILIARY, NO_TOOLS, "no tools")
-        if context.calls == 1:
-            votes.add(AUXILIARY, LONE_CALL, "a single call")
-    if system == main_system:
-        votes.add(MAIN, SAME_SYSTEM, "the main context's system text")
-    else:
-        family = SUB_AGENT if tools or context.calls > 1 else AUXILIARY
-        votes.add(family, OTHER_SYSTEM, "a system text of its own")
-
-
-def _decide(leaf: Node, context: _Context, continued_by: _Context | None) -> RoleDecision:
+def _decide(leaf: Node, job: Votes, found: Contexts, opened: dict[int, Context]) -> RoleDecision:
     """Join the two answers: whose context it is, and whether this leaf summarises it."""
+    context = found.by_node[leaf.index]
     family = context.family
     reasons = context.votes.reasons_for(family)
-    job = _job_votes(leaf, continued_by)
     if job.winner() == "summarises":
+        after = opened.get(leaf.index)
         # A summariser with a context of its own belongs to the agent that goes on from its text.
-        if family == AUXILIARY and continued_by and continued_by.continuation.sure:
-            family = continued_by.family
-        reasons = job.reasons_for("summarises") + reasons
+        if family == AUXILIARY and after and after.summary and after.summary.sure:
+            family = after.family
+    reasons += job.reasons_for(job.winner())
     role = _SUMMARY_OF.get(family, family) if job.winner() == "summarises" else family
     ordered = sorted(reasons, key=lambda reason: -reason[0])
     confidence = round(context.votes.share() * job.share(), 4)
     return RoleDecision(role, confidence, tuple(reason for _, reason in ordered))
 
 
-def _job_votes(leaf: Node, continued_by: _Context | None) -> _Votes:
-    votes = _Votes({"drives": DRIVES, "summarises": 0.0})
-    if continued_by:
-        weight = REAPPEARS if continued_by.continuation.sure else REAPPEARS_UNSURE
-        votes.add("summarises", weight, f"its text opens the context of call {continued_by.root.id}")
-    if (claim := _claim(leaf)) in _SUMMARY_KINDS:
-        votes.add("summarises", HINTED_SUMMARY, f"the harness calls it {claim!r}")
-    # Only a message new in this call can ask: a continued context keeps its summary as first message.
-    asked = text_of(leaf.call, "last_user")
-    if leaf.parent and asked != text_of(leaf.parent.call, "last_user") and "summar" in asked.lower():
-        votes.add("summarises", ASKED_TO_SUMMARISE, "its last user message asks for a summary")
+def _job_votes(leaf: Node, found: Contexts, opened: dict[int, Context]) -> Votes:
+    votes = Votes({"drives": DRIVES, "summarises": 0.0})
+    context, own = found.by_node[leaf.index], found.links.evidence[leaf.index]
+    if own.tool_calls:
+        votes.add("drives", ACTS, "its answer called tools")
+    if leaf.parent and own.recorded and not _newly_asked(leaf, found):
+        votes.add("drives", ASKED_NOTHING, "no user message asked for it")
+    if after := opened.get(leaf.index):
+        weight = REAPPEARS if after.summary and after.summary.sure else REAPPEARS_UNSURE
+        votes.add("summarises", weight, f"its text opens the context of call {after.head.id}")
+    if context.reads_history:
+        votes.add("summarises", READS_HISTORY, "reads another context's history, without tools")
+    if over := next((after for after in found.all if after.passed_over is leaf), None):
+        votes.add("summarises", PASSED_OVER, f"its agent goes on past it at call {over.head.id}")
+    if _aside(leaf, context):
+        votes.add("summarises", ASIDE, "it stands beside the line of work")
     return votes
 
 
-def _claim(node: Node) -> str:
-    """What the harness says a call is for, in lower case letters: a kind, or headers of sub-agents."""
-    hints = node.call.hints
-    claim = text_of(node.call, "kind") or hints.get("subagent") or ("subagent" if hints.get("parent") else "")
-    return re.sub(r"[^a-z]", "", str(claim).lower())
+def _vote_same_request(leaves: list[Node], jobs: dict[int, Votes], found: Contexts) -> None:
+    """A request in the words of one that was answered with a summary asks for a summary too."""
+    asked = {leaf.index: _newly_asked(leaf, found) for leaf in leaves}
+    requests = {asked[leaf.index]: leaf for leaf in leaves if jobs[leaf.index].winner() == "summarises"}
+    for leaf in leaves:
+        first = requests.get(asked[leaf.index])
+        if first and first is not leaf and asked[leaf.index]:
+            jobs[leaf.index].add("summarises", SAME_REQUEST, f"asked with the words of call {first.id}")
 
 
-def _hinted_family(root: Node) -> str | None:
-    claim = _claim(root)
-    if claim in _SUMMARY_KINDS:
-        return None
-    return _HINTED_FAMILY.get(claim, SUB_AGENT if root.call.hints.get("subagent") else None)
+def _vote_words(leaf: Node, votes: Votes, found: Contexts) -> None:
+    """What the request says of itself: a header's claim, words that ask for a summary."""
+    own = found.links.evidence[leaf.index]
+    if own.claim in SUMMARY_CLAIMS:
+        votes.add("summarises", CLAIMED_SUMMARY, f"the harness calls it {own.claim!r}")
+    asked = _newly_asked(leaf, found).lower()
+    if not own.tool_calls and any(word in asked for word in _SUMMARY_WORDS):
+        votes.add("summarises", ASKED_TO_SUMMARISE, "its last user message asks for a summary")
+
+
+def _aside(leaf: Node, context: Context) -> bool:
+    """Whether other calls go on from where this one was asked, or it is a whole context after others."""
+    if leaf.parent:
+        return len(leaf.parent.children) > 1
+    return context.lone and leaf.index > 0
+
+
+def _newly_asked(leaf: Node, found: Contexts) -> str:
+    """The user message that this call answers, "" when its parent was asked the same.
+
+    The message that opens a context asks for its work, and may hold a summary: it asks for none.
+    """
+    own = found.links.evidence[leaf.index]
+    if leaf.parent:
+        above = found.links.evidence[leaf.parent.index].last_user
+        return own.last_user if own.last_user != above else ""
+    return "" if found.by_node[leaf.index].summary or own.last_user == own.first_user else own.last_user
