@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 
 import pytest
 from gyre_trajtree import (
@@ -6,13 +7,18 @@ from gyre_trajtree import (
     Call,
     Event,
     Execution,
+    RunLogIndex,
     RunLogWriter,
     Tree,
     executions,
     inspect,
     read_run_log,
+    summarise,
     tree_digest,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+from trajtree_shapes import executions_of_any_shape
 
 
 @pytest.fixture
@@ -34,6 +40,11 @@ def run(tmp_path):
     return path
 
 
+def summary_of(path, **options):
+    with RunLogIndex(path) as index:
+        return summarise(inspect(recorded, **options) for recorded in index)
+
+
 def test_executions_collect_their_own_records(run):
     found = executions(read_run_log(run))
     assert list(found) == ["x", "y", "z"]
@@ -48,32 +59,82 @@ def test_a_later_designated_assessment_replaces_an_earlier_one():
 
 
 def test_a_summary_counts_unique_and_expanded_tokens(run):
-    summary = inspect(read_run_log(run))
+    summary = summary_of(run)
     assert summary["executions"][0] == {
         "id": "x",
+        "group": "g",
+        "task": None,
+        "harness": None,
+        "state": "closed",
+        "termination": "completed",
         "calls": 3,
         "leaves": 2,
+        "roots": 1,
+        "dead_tips": 0,
+        "late_calls": 0,
+        "rejected_calls": 0,
         "unique_tokens": 9,
         "expanded_tokens": 14,
+        "saving": 1 - 9 / 14,
+        "sampled_tokens": 4,
+        "trained_tokens": 3,
+        "excluded_tokens": {"no-logprob": 1},
+        "trajectories": 1,
         "roles": {"main": 2},
+        "branches": {"start": 1, "edit": 1},
+        "assessment": "valid",
         "reward": 0.5,
     }
     assert summary["executions"][2]["calls"] == 0
-    assert summary["totals"] == {
-        "executions": 3,
-        "calls": 4,
-        "leaves": 3,
-        "unique_tokens": 11,
-        "expanded_tokens": 16,
-        "roles": {"main": 3},
-        "rewarded": 1,
-        "mean_reward": 0.5,
-    }
+    totals = summary["totals"]
+    assert {key: totals[key] for key in ("executions", "calls", "leaves", "rewarded", "mean_reward")} == {
+        "executions": 3, "calls": 4, "leaves": 3, "rewarded": 1, "mean_reward": 0.5,
+    }  # fmt: skip
+    assert (totals["unique_tokens"], totals["expanded_tokens"], totals["saving"]) == (11, 16, 1 - 11 / 16)
+    assert totals["roles"] == {"main": 3}
     assert json.loads(json.dumps(summary)) == summary
 
 
-def test_one_execution_can_be_asked_for(run):
-    assert [row["id"] for row in inspect(read_run_log(run), execution="y")["executions"]] == ["y"]
+def test_an_unresolved_execution_trains_nothing(run):
+    row = summary_of(run)["executions"][1]
+    assert (row["assessment"], row["reward"]) == ("unresolved", None)
+    assert (row["trajectories"], row["trained_tokens"], row["excluded_tokens"]) == (0, 0, {"unresolved": 1})
+
+
+@pytest.mark.parametrize(
+    ("needs_reward", "excluded"), [(True, {"unassessed": 1}), (False, {})], ids=["needed", "not needed"]
+)
+def test_an_unassessed_execution_trains_only_where_no_reward_is_needed(needs_reward, excluded):
+    recorded = executions([Call("a", "x", [1], [2], logprobs=[-1.0])])["x"]
+    row = inspect(recorded, needs_reward=needs_reward).summary()
+    assert row["excluded_tokens"] == excluded and row["trained_tokens"] == 1 - len(excluded)
+
+
+def test_calls_that_join_no_tree_are_counted_apart():
+    recorded = executions(
+        [
+            Call("a", "x", [1], [2], logprobs=[-1.0]),
+            Call("a", "x", [1], [2, 3], logprobs=[-1.0, -1.0]),
+            Execution("x", "closed"),
+            Call("b", "x", [4], [5, 6, 7], logprobs=[-1.0] * 3),
+        ]
+    )["x"]
+    row = inspect(recorded).summary()
+    assert (row["calls"], row["rejected_calls"], row["late_calls"]) == (1, 1, 1)
+    assert (row["sampled_tokens"], row["excluded_tokens"]) == (6, {"late": 3, "rejected": 2})
+
+
+@given(executions_of_any_shape(), st.sampled_from([0, 1, 2, 5, None]), st.integers(0, 3))
+def test_the_fates_of_calls_are_the_account(recorded, j_max, seed):
+    found = inspect(recorded, j_max=j_max, seed=seed)
+    fates = Counter()
+    for node in found.tree.nodes:
+        fates[found.fates[node.index]] += node.trainable_count
+    assert fates["trained"] == found.ledger.trained == sum(map(found.trained, found.tree.nodes))
+    provenance = {"error", "no-logprob", "no-context"}
+    assert {reason: count for reason, count in fates.items() if count and reason != "trained"} == {
+        reason: count for reason, count in found.ledger.excluded.items() if count and reason not in provenance
+    }
 
 
 def test_one_log_replays_into_identical_trees(run):

@@ -2,6 +2,7 @@
 
 from gyre_trajtree.advantages import group_advantages
 from gyre_trajtree.conservation import REASONS, Ledger, account
+from gyre_trajtree.contexts import Context, contexts_of
 from gyre_trajtree.errors import (
     AccountError,
     RecordError,
@@ -14,7 +15,7 @@ from gyre_trajtree.errors import (
 )
 from gyre_trajtree.executions import RecordedExecution, executions
 from gyre_trajtree.index import RunLogIndex
-from gyre_trajtree.inspection import inspect, tree_digest
+from gyre_trajtree.inspection import Inspection, inspect, summarise, tree_digest
 from gyre_trajtree.packing import pack
 from gyre_trajtree.records import (
     Assessment,
@@ -39,10 +40,12 @@ __all__ = [
     "AccountError",
     "Assessment",
     "Call",
+    "Context",
     "Draw",
     "Event",
     "Execution",
     "Header",
+    "Inspection",
     "Ledger",
     "Node",
     "Record",
@@ -63,6 +66,7 @@ __all__ = [
     "TreeError",
     "Unknown",
     "account",
+    "contexts_of",
     "dead_tips",
     "draw",
     "execution_rng",
@@ -75,6 +79,7 @@ __all__ = [
     "pack",
     "read_run_log",
     "sample_trajectories",
+    "summarise",
     "to_line",
     "tree_digest",
 ]

@@ -1,31 +1,142 @@
-"""Owns what people and tests ask of a recorded run: its executions, tree summaries, replay digests."""
+"""Owns what people and tests ask of a recorded run: where each call went, summaries, replay digests.
+
+Invariant: an inspection's draws and its account are those of `sample_run` for the same log, `j_max` and seed,
+so what is shown as trained is what would be trained. One execution is in memory at a time.
+"""
 
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from gyre_trajtree.executions import RecordedExecution, executions
-from gyre_trajtree.records import Record
-from gyre_trajtree.roles import infer_roles
-from gyre_trajtree.tree import Tree
+from gyre_trajtree.conservation import OVER_J_MAX, Ledger, account
+from gyre_trajtree.contexts import contexts_of
+from gyre_trajtree.executions import RecordedExecution
+from gyre_trajtree.roles import AUXILIARY, RoleDecision, infer_roles
+from gyre_trajtree.sampling import Draw, draw, execution_rng, live_ends
+from gyre_trajtree.strands import Strand, strands_of
+from gyre_trajtree.tree import Node, RejectedCall, Tree, dead_tips
+
+TRAINED = "trained"
+
+_COUNTED = (
+    "calls", "leaves", "roots", "dead_tips", "late_calls", "rejected_calls",
+    "unique_tokens", "expanded_tokens", "sampled_tokens", "trained_tokens", "trajectories",
+)  # fmt: skip
+_BY_KEY = ("roles", "branches", "excluded_tokens")
 
 
-def inspect(records: Iterable[Record], execution: str | None = None) -> dict:
-    """Summary of a run, or of one execution of it, ready for JSON.
+@dataclass(slots=True, eq=False)
+class Inspection:
+    """One execution with everything that is inferred from its calls."""
 
-    {"executions": [{"id", "calls", "leaves", "unique_tokens", "expanded_tokens", "roles": {role: leaves},
-    "reward"}], "totals": the same without "id", rewards as "rewarded" (count) and "mean_reward"}.
-    Expanded tokens are those of every root-to-leaf path written out on its own.
+    recorded: RecordedExecution
+    tree: Tree
+    """Of the calls that can join one; empty when there are none."""
+    rejected: list[RejectedCall]
+    roles: dict[str, RoleDecision] = field(default_factory=dict)
+    """By call id of the leaf."""
+    dead: dict[str, str] = field(default_factory=dict)
+    """Abandoned attempts, with why."""
+    strands: list[Strand] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
+    """In the order in which they were drawn; none without the reward that training needs."""
+    fates: list[str] = field(default_factory=list)
+    """What becomes of each call's trainable tokens, by index: "trained" or a key of REASONS."""
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def trained(self, node: Node) -> int:
+        """Tokens of this call that train."""
+        return node.trainable_count if self.fates[node.index] == TRAINED else 0
+
+    def drawn_at(self, strand: Strand) -> int | None:
+        """Number (from 1) of the draw whose path ends in this strand; None when there is none."""
+        for number, drawn in enumerate(self.draws, 1):
+            if drawn.path[-1] in strand.nodes:
+                return number
+        return None
+
+    def summary(self) -> dict:
+        """Figures ready for JSON; the keys are listed at `summarise`."""
+        recorded, tree, leaves = self.recorded, self.tree, self.tree.leaves()
+        last = recorded.states[-1] if recorded.states else None
+        unique = sum(node.end - node.start for node in tree.nodes)
+        expanded = sum(leaf.end for leaf in leaves)
+        return {
+            "id": recorded.id,
+            "group": recorded.group,
+            "task": recorded.task,
+            "harness": recorded.harness,
+            "state": last and last.state,
+            "termination": last and last.termination,
+            "calls": len(tree),
+            "leaves": len(leaves),
+            "roots": len(tree.roots),
+            "dead_tips": len(self.dead),
+            "late_calls": len(recorded.late),
+            "rejected_calls": len(self.rejected),
+            "unique_tokens": unique,
+            "expanded_tokens": expanded,
+            "saving": _saving(unique, expanded),
+            "sampled_tokens": self.ledger.sampled,
+            "trained_tokens": self.ledger.trained,
+            "excluded_tokens": dict(sorted(self.ledger.excluded.items())),
+            "trajectories": len(self.draws),
+            "roles": dict(Counter(decision.role for decision in self.roles.values())),
+            "branches": dict(Counter(strand.cause for strand in self.strands)),
+            "assessment": recorded.designated and recorded.designated.status,
+            "reward": recorded.reward,
+        }
+
+
+def inspect(
+    recorded: RecordedExecution,
+    j_max: int | None = 5,
+    seed: int = 0,
+    needs_reward: bool = False,
+) -> Inspection:
+    """The tree of one execution, what is inferred from it, and what of it would train.
+
+    `needs_reward`: an execution that was never assessed is not trained. One that was assessed without a valid
+    reward never is.
     """
-    rows = [
-        _summary(recorded)
-        for recorded in executions(records).values()
-        if execution is None or recorded.id == execution
-    ]
+    rejected: list[RejectedCall] = []
+    if not recorded.calls:
+        found = Inspection(recorded, Tree(recorded.id), rejected)
+    else:
+        found = Inspection(recorded, Tree.from_calls(recorded.calls, rejected), rejected)
+    tree = found.tree
+    if tree.nodes:
+        found.roles, found.dead = infer_roles(tree), dead_tips(tree)
+        found.strands = strands_of(tree, contexts_of(tree), found.roles, found.dead)
+        left = OVER_J_MAX
+        if recorded.reward is None and (recorded.assessed or needs_reward):
+            left = "unresolved" if recorded.assessed else "unassessed"
+        else:
+            found.draws = draw(tree, found.roles, j_max, execution_rng(seed, recorded.id))
+        found.fates = _fates(found, left)
+        found.ledger.add(account(tree, found.draws, found.roles, unselected=left))
+        found.ledger.roles.update(drawn.role for drawn in found.draws)
+    found.ledger.exclude(recorded.late, "late")
+    found.ledger.exclude((each.call for each in rejected), "rejected")
+    return found
+
+
+def summarise(inspections: Iterable[Inspection]) -> dict:
+    """Summary of inspected executions, ready for JSON: {"executions": [...], "totals": {...}}.
+
+    Of each execution: "id", "group", "task", "harness", "state", "termination", "calls" (of the tree), "leaves",
+    "roots", "dead_tips", "late_calls", "rejected_calls", "unique_tokens", "expanded_tokens" (every root-to-leaf
+    path written out on its own), "saving" (1 - unique / expanded), "sampled_tokens", "trained_tokens",
+    "excluded_tokens" {reason: n}, "trajectories", "roles" {role: leaves}, "branches" {cause: strands},
+    "assessment" (status) and "reward". Totals: "executions", the sums, "rewarded" (count), "mean_reward".
+    """
+    rows = [each.summary() for each in inspections]
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
-    counted = ("calls", "leaves", "unique_tokens", "expanded_tokens")
-    totals: dict = {"executions": len(rows)} | {key: sum(row[key] for row in rows) for key in counted}
-    totals["roles"] = dict(sum((Counter(row["roles"]) for row in rows), Counter()))
+    totals: dict = {"executions": len(rows)} | {key: sum(row[key] for row in rows) for key in _COUNTED}
+    for key in _BY_KEY:
+        totals[key] = dict(sum((Counter(row[key]) for row in rows), Counter()))
+    totals["saving"] = _saving(totals["unique_tokens"], totals["expanded_tokens"])
     totals["rewarded"] = len(rewards)
     totals["mean_reward"] = sum(rewards) / len(rewards) if rewards else None
     return {"executions": rows, "totals": totals}
@@ -43,16 +154,22 @@ def tree_digest(tree: Tree) -> str:
     return digest.hexdigest()
 
 
-def _summary(recorded: RecordedExecution) -> dict:
-    row = {"id": recorded.id, "calls": 0, "leaves": 0, "unique_tokens": 0, "expanded_tokens": 0, "roles": {}}
-    if recorded.calls:
-        tree = Tree.from_calls(recorded.calls)
-        leaves = tree.leaves()
-        row |= {
-            "calls": len(tree),
-            "leaves": len(leaves),
-            "unique_tokens": sum(node.end - node.start for node in tree.nodes),
-            "expanded_tokens": sum(leaf.end for leaf in leaves),
-            "roles": dict(Counter(decision.role for decision in infer_roles(tree).values())),
-        }
-    return row | {"reward": recorded.reward}
+def _saving(unique: int, expanded: int) -> float:
+    return 1 - unique / expanded if expanded else 0.0
+
+
+def _fates(found: Inspection, left: str) -> list[str]:
+    """By index of the call: trained, abandoned, only under auxiliary leaves, or `left`."""
+    fates = [AUXILIARY] * len(found.tree)
+    for end, leaf in live_ends(found.tree):
+        step = None if found.roles[leaf.id].role == AUXILIARY else end
+        while step and fates[step.index] == AUXILIARY:
+            fates[step.index] = left
+            step = step.parent
+    for node in found.tree.nodes:
+        fates[node.index] = found.dead.get(node.id, fates[node.index])
+    for drawn in found.draws:
+        for node, trains in zip(drawn.path, drawn.targets, strict=True):
+            if trains:
+                fates[node.index] = TRAINED
+    return fates
