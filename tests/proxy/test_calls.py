@@ -52,6 +52,35 @@ def test_spawn_texts_of_delegating_calls_are_evidence(scene):
     assert call.evidence["spawns"] == ["short"] and call.evidence["tools"] is not None
 
 
+def test_a_root_says_what_its_prompt_opens_with(scene):
+    proxy, _ = scene(["Hello.", "Again."])
+    messages = [
+        {"role": "user", "content": "<system-reminder>" + "x " * 1100 + "</system-reminder>look around"},
+        {"role": "assistant", "content": "A summary."},
+        {"role": "user", "content": "go on"},
+    ]
+    first = proxy.post("chat/completions", chat(*messages)).json()["choices"][0]["message"]
+    proxy.post("chat/completions", chat(*messages, first, {"role": "user", "content": "more"}))
+    root, child = proxy.calls()
+    assert root.evidence["first_user"] == "look around" and root.evidence["last_user"] == "go on"
+    assert root.evidence["opening"] == "look around\nA summary.\ngo on"
+    assert child.parent == root.id and child.evidence["last_user"] == "more"
+    assert "opening" not in child.evidence and "first_user" not in child.evidence
+
+
+def test_turns_repeated_outside_their_path_are_echoes(scene):
+    proxy, _ = scene([CALL, "Done.", "Done."])
+    message = proxy.post("chat/completions", chat(USER, tools=TOOLS)).json()["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "a"}
+    proxy.post("chat/completions", chat(USER, message, result, tools=TOOLS))
+    other = {"role": "user", "content": "Earlier turns were removed."}
+    proxy.post("chat/completions", chat(other, message, result, tools=TOOLS))
+    first, extends, repeats = proxy.calls()
+    assert first.evidence["tool_calls"] == 1 and extends.evidence["tool_calls"] == 0
+    assert "echoes" not in extends.evidence
+    assert repeats.parent is None and repeats.evidence["echoes"] == [first.id]
+
+
 @pytest.mark.parametrize("arguments", ['{"n":1,"cmd":"ls"}', '{"cmd": "ls", "n": 1.0, "extra": false}', "{}"])
 def test_sampled_tokens_stay_whatever_the_harness_does_to_arguments(scene, arguments):
     proxy, engine = scene([CALL, "Done."])

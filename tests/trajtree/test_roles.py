@@ -1,4 +1,4 @@
-from gyre_trajtree import ROLES, infer_roles
+from gyre_trajtree import ROLES, contexts_of, infer_roles
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -199,3 +199,114 @@ def test_every_leaf_gets_one_decision_whatever_was_recorded(new_recorder, steps)
     assert list(decisions) == [leaf.id for leaf in tree.leaves()]
     assert all(d.role in ROLES and 0 < d.confidence <= 1 and d.evidence for d in decisions.values())
     assert decisions == infer_roles(tree, TASK)
+
+
+def without_evidence(recorder, **kwargs):
+    """A foreign log: tokens only."""
+    for call in recorder.calls:
+        call.evidence = {}
+    return recorder.roles(**kwargs)
+
+
+def test_tokens_alone_show_a_compaction(recorder):
+    system, summary = recorder.fresh(50), recorder.fresh(40)
+    recorder.call("a", new=system + recorder.fresh(10))
+    recorder.call("b", "a")
+    recorder.call("sum", "a", out=summary)
+    recorder.call("c", new=system + recorder.fresh(5) + summary + recorder.fresh(5))
+    recorder.call("d", "c")
+    assert without_evidence(recorder) == {"b": "main", "sum": "main-summary", "d": "main"}
+
+
+def test_tokens_alone_show_a_delegation(recorder):
+    brief = recorder.fresh(30)
+    recorder.call("a", out=recorder.fresh(20) + brief + recorder.fresh(4))
+    recorder.call("sub", new=recorder.fresh(60) + brief + recorder.fresh(5))
+    recorder.call("b", "a")
+    assert without_evidence(recorder) == {"sub": "sub-agent", "b": "main"}
+
+
+def test_words_that_every_prompt_holds_link_nothing(recorder):
+    """A model that quotes its system text does not thereby write the next root's opening."""
+    system = recorder.fresh(60)
+    recorder.call("a", new=system + recorder.fresh(5), out=system[:40])
+    recorder.call("b", new=system + recorder.fresh(5))
+    assert without_evidence(recorder) == {"a": "main", "b": "main"}
+
+
+def test_a_log_whose_writer_encodes_every_prompt_anew_is_all_main(recorder):
+    """No prompt extends an earlier path exactly, so each call is a root that repeats what was said before."""
+    system, prompt = recorder.fresh(50), []
+    for turn in range(6):
+        prompt = prompt + recorder.fresh(30)
+        out = recorder.fresh(40)
+        recorder.call(f"c{turn}", new=system + prompt, out=out)
+        prompt = prompt + [*recorder.fresh(1), *out[1:]]  # the first token came back as another
+    assert set(without_evidence(recorder).values()) == {"main"}
+    contexts = contexts_of(recorder.tree())
+    assert [c.cause for c in contexts] == ["start"] + ["edit"] * 5
+    assert [c.source and c.source.id for c in contexts] == [None, "c0", "c1", "c2", "c3", "c4"]
+
+
+def test_a_summary_in_any_language_is_known_by_its_reappearance(recorder):
+    summary = "目录已完成,加载器完成了一半,测试尚未编写。请继续完成加载器并运行测试。"
+    recorder.call("a", evidence=MAIN)
+    recorder.call("sum", "a", evidence=MAIN | {"last_user": "请概括到目前为止的工作。", "text": summary})
+    opening = f"以下是之前的摘要:{summary}"
+    recorder.call("b", evidence=MAIN | {"first_user": opening, "last_user": opening})
+    assert recorder.roles() == {"sum": "main-summary", "b": "main"}
+
+
+def test_a_result_told_to_the_main_agents_next_context_makes_no_summary_of_a_sub_agent(recorder):
+    """A harness that drops old turns without a model call may keep what a sub-agent answered."""
+    recorder.call("main-1", evidence=MAIN | {"spawns": [BRIEF], "tool_calls": 1})
+    recorder.call("sub-1", evidence=SUB | {"text": SUMMARY, "tool_calls": 0})
+    recorder.call("main-2", "main-1", evidence=MAIN | {"tool_calls": 1})
+    recorder.call("main-3", evidence=MAIN | {"opening": f"{TASK}\nEarlier turns were removed. {SUMMARY}"})
+    assert recorder.roles() == {"sub-1": "sub-agent", "main-2": "main", "main-3": "main"}
+
+
+def test_tools_that_change_within_a_context_do_not_hide_whose_it_is(recorder):
+    recorder.call("a", evidence=MAIN)
+    recorder.call("b", "a", evidence=MAIN | {"tools": "T-more"})
+    recorder.call("c", evidence={"system": "S-other", "tools": "T-more", "first_user": "Go on."})
+    assert recorder.roles() == {"b": "main", "c": "main"}
+
+
+def test_causes_name_why_each_context_began(recorder):
+    recorder.call("title", evidence=TITLE)
+    recorder.call("main-1", evidence=MAIN | {"spawns": [BRIEF], "tool_calls": 1})
+    recorder.call("sub", evidence=SUB | {"tool_calls": 1})
+    recorder.call("sum", "main-1", evidence=MAIN | {"last_user": ASKED, "text": SUMMARY, "tool_calls": 0})
+    recorder.call("main-2", evidence=CONTINUED | {"tool_calls": 1})
+    recorder.call("edited", evidence=CONTINUED | {"echoes": ["main-2"], "tool_calls": 1})
+    recorder.call("other", evidence=MAIN | {"first_user": "Something new.", "last_user": "Something new."})
+    found = {
+        context.head.id: (context.family, context.cause, context.source and context.source.id)
+        for context in contexts_of(recorder.tree(), TASK)
+    }
+    assert found == {
+        "title": ("auxiliary", "auxiliary", None),
+        "main-1": ("main", "start", None),
+        "sub": ("sub-agent", "delegation", "main-1"),
+        "main-2": ("main", "compaction", "sum"),
+        "edited": ("main", "edit", "main-2"),
+        "other": ("main", "start", None),
+    }
+
+
+def test_every_call_is_in_one_context(recorder):
+    delegating_run(recorder)
+    contexts = contexts_of(recorder.tree())
+    names = [node.id for context in contexts for node in context.nodes]
+    assert sorted(names) == sorted(call.id for call in recorder.calls)
+
+
+def test_a_task_that_a_harness_rewords_in_part_still_finds_the_main_context(recorder):
+    reworded = TASK.replace("and make its tests pass", "then have its tests succeed")
+    recorder.call("a", evidence={"system": "S1", "first_user": "What is the weather like today?"})
+    recorder.call("b", evidence={"system": "S2", "first_user": f"Please do this: {reworded}"})
+    decisions = infer_roles(recorder.tree(), TASK)
+    assert decisions["b"].role == "main" and decisions["a"].role != "main"
+    whole = infer_roles(recorder.tree(), f"Please do this: {reworded}")
+    assert whole["b"].confidence > decisions["b"].confidence

@@ -29,7 +29,7 @@ from gyre_trajtree.records import (
     to_line,
 )
 from gyre_trajtree.roles import ROLES, RoleDecision, infer_roles
-from gyre_trajtree.rows import Trajectory, flat_row, sample_trajectories
+from gyre_trajtree.rows import RowPath, SharedRow, Trajectory, flat_row, sample_trajectories, shared_rows
 from gyre_trajtree.runlog import RunLogTail, RunLogWriter, read_run_log
 from gyre_trajtree.sampling import Draw, draw, execution_rng
 from gyre_trajtree.tree import Node, RejectedCall, Tree, dead_tips
@@ -54,12 +54,14 @@ __all__ = [
     "RejectedCall",
     "RewardError",
     "RoleDecision",
+    "RowPath",
     "RunLogCorrupt",
     "RunLogError",
     "RunLogFull",
     "RunLogIndex",
     "RunLogTail",
     "RunLogWriter",
+    "SharedRow",
     "Trajectory",
     "TrajtreeError",
     "Tree",
@@ -79,6 +81,7 @@ __all__ = [
     "pack",
     "read_run_log",
     "sample_trajectories",
+    "shared_rows",
     "summarise",
     "to_line",
     "tree_digest",

@@ -193,7 +193,7 @@ def _likeness_to_main(context: Context, task: str) -> tuple:
         not spawned,
         not (context.summary or context.echoes),
         has_tools,
-        task_share(context.evidence.opening, task) > 0.5,
+        task_share(context.evidence.opening, task),
         _claimed_family(context.evidence) not in (SUB_AGENT, AUXILIARY),
         has_tools or not context.lone,
         -context.head.index,
@@ -291,7 +291,8 @@ def _cause(context: Context, found: Contexts, anchor: Context) -> tuple[str, Nod
         return "start", None
     if context.family == SUB_AGENT and context.spawn:
         return ("fork" if context.forks else "delegation"), context.spawn.caller
-    if leaf := context.summary.leaf if context.summary else context.passed_over:
+    leaf = context.summary.leaf if context.summary else context.passed_over
+    if leaf and not (context.echoes and context.echoes[-1].index > leaf.index):
         return "compaction", leaf
     if context.reads_history:
         return "summary", context.echoes[-1]

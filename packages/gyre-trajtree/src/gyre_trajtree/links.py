@@ -69,8 +69,10 @@ def links_of(tree: Tree) -> Links:
     links = Links([Evidence(node.call) for node in tree.nodes])
     arguments = _Arguments(tree, links.evidence)
     for node in tree.nodes:
+        if node.parent and not _branches(node, node.parent, links.evidence):
+            continue
         spawn = _spawn(node, links.evidence[node.index], arguments)
-        if node.parent is None or (spawn and _forks(node, spawn, links.evidence)):
+        if node.parent is None or (spawn and _forks(node.parent, spawn)):
             links.heads.append(node)
             if spawn:
                 links.spawns[node.index] = spawn
@@ -130,18 +132,14 @@ def _carried(message: str, arguments: _Arguments) -> list[tuple[Node, str]]:
     ]
 
 
-def _forks(node: Node, spawn: Spawn, evidence: Sequence[Evidence]) -> bool:
-    """Whether a call inside a context is the first of a fork: its branch is newly asked what a call next to
-    it, or just above it, passed to a tool.
-    """
-    parent = node.parent
-    assert parent is not None
-    return (
-        spawn.grade != "words"
-        and len(parent.children) > 1
-        and evidence[node.index].last_user != evidence[parent.index].last_user
-        and (spawn.caller is parent or spawn.caller.parent is parent)
-    )
+def _branches(node: Node, parent: Node, evidence: Sequence[Evidence]) -> bool:
+    """Whether a call is one of several that extend its parent, and answers a user message of its own."""
+    return len(parent.children) > 1 and evidence[node.index].last_user != evidence[parent.index].last_user
+
+
+def _forks(parent: Node, spawn: Spawn) -> bool:
+    """Whether a branch is a fork: it is asked what a call next to it, or just above it, passed to a tool."""
+    return spawn.grade != "words" and (spawn.caller is parent or spawn.caller.parent is parent)
 
 
 def _answers(tree: Tree, evidence: Sequence[Evidence]) -> list[tuple[Node, str]]:
