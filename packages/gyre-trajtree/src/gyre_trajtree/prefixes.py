@@ -100,7 +100,7 @@ class PrefixIndex:
             if run is None:
                 break
             room = min(len(prompt), run.end)
-            at += _common(run.tokens(at, room), prompt[at:room])
+            at += common(run.tokens(at, room), prompt[at:room])
             best = run.last_by(at) or best
         return best
 
@@ -115,7 +115,7 @@ class PrefixIndex:
         """Lead on from place `at` in `run` by `tokens`, with new runs where none has them; the run they end in."""
         while len(tokens):
             if at < run.end:
-                same = _common(run.tokens(at, min(run.end, at + len(tokens))), tokens)
+                same = common(run.tokens(at, min(run.end, at + len(tokens))), tokens)
                 at, tokens = at + same, tokens[same:]
                 if len(tokens) and at < run.end:
                     run = _split(run, at)
@@ -145,7 +145,7 @@ def _split(run: _Run, place: int) -> _Run:
     return upper
 
 
-def _common(ours: np.ndarray, theirs: np.ndarray) -> int:
+def common(ours: np.ndarray, theirs: np.ndarray) -> int:
     """How many tokens two arrays have in common from their start."""
     room = min(len(ours), len(theirs))
     done, look = 0, _FIRST_LOOK
