@@ -14,6 +14,7 @@ from gyre_trajtree.errors import (
     TreeError,
 )
 from gyre_trajtree.executions import RecordedExecution, executions
+from gyre_trajtree.exports import ExportError, export
 from gyre_trajtree.index import RunLogIndex
 from gyre_trajtree.inspection import Inspection, inspect, summarise, tree_digest
 from gyre_trajtree.packing import pack
@@ -31,6 +32,7 @@ from gyre_trajtree.records import (
 from gyre_trajtree.roles import ROLES, RoleDecision, infer_roles
 from gyre_trajtree.rows import RowPath, SharedRow, Trajectory, flat_row, sample_trajectories, shared_rows
 from gyre_trajtree.runlog import RunLogTail, RunLogWriter, read_run_log
+from gyre_trajtree.samples import Sample, sample_run
 from gyre_trajtree.sampling import Draw, draw, execution_rng
 from gyre_trajtree.tree import Node, RejectedCall, Tree, dead_tips
 
@@ -44,6 +46,7 @@ __all__ = [
     "Draw",
     "Event",
     "Execution",
+    "ExportError",
     "Header",
     "Inspection",
     "Ledger",
@@ -61,6 +64,7 @@ __all__ = [
     "RunLogIndex",
     "RunLogTail",
     "RunLogWriter",
+    "Sample",
     "SharedRow",
     "Trajectory",
     "TrajtreeError",
@@ -73,6 +77,7 @@ __all__ = [
     "draw",
     "execution_rng",
     "executions",
+    "export",
     "flat_row",
     "from_line",
     "group_advantages",
@@ -80,6 +85,7 @@ __all__ = [
     "inspect",
     "pack",
     "read_run_log",
+    "sample_run",
     "sample_trajectories",
     "shared_rows",
     "summarise",

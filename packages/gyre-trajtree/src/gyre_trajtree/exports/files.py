@@ -1,0 +1,43 @@
+"""Owns how an export reaches its place: whole, or not at all.
+
+Invariant: what is written goes to a file beside the target, which takes the target's name when everything has been
+written and checked; whatever ends the work before removes it.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from gyre_trajtree.errors import TrajtreeError
+
+
+class ExportError(TrajtreeError):
+    """Samples that cannot be exported, or not to that place."""
+
+
+@contextmanager
+def replacing(target: Path, overwrite: bool) -> Iterator[BinaryIO]:
+    """A file to write, which becomes `target` when the block ends without an exception.
+
+    Raises ExportError when `target` exists and may not be replaced, or cannot be written.
+    """
+    if not target.parent.is_dir():
+        raise ExportError(f"{target}: there is no folder {target.parent}; create it first")
+    _free(target, overwrite)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file:
+            yield file
+        _free(target, overwrite)  # another program may have been faster
+        os.replace(partial, target)
+    except OSError as error:
+        raise ExportError(f"{target}: cannot be written: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _free(target: Path, overwrite: bool) -> None:
+    if target.exists() and not overwrite:
+        raise ExportError(f"{target}: already exists; give another name, or ask for it to be overwritten")

@@ -1,0 +1,164 @@
+"""Owns the training samples of a recorded run: what training draws from its log (paper sections 5.1 to 5.3).
+
+Invariants: the tokens of one execution are in memory at a time; once the iterator has ended, the ledger holds every
+sampled token of the log, as trained or as excluded with a reason; equal seeds give the samples that training drew.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from gyre_trajtree.advantages import group_advantages
+from gyre_trajtree.conservation import OVER_J_MAX, Ledger, account
+from gyre_trajtree.executions import RecordedExecution
+from gyre_trajtree.roles import infer_roles
+from gyre_trajtree.rows import Trajectory, flat_row
+from gyre_trajtree.sampling import Draw, draw, execution_rng
+from gyre_trajtree.tree import RejectedCall, Tree
+
+
+@dataclass(slots=True, eq=False)
+class Sample:
+    """One admitted trajectory with what its execution says of it."""
+
+    trajectory: Trajectory
+    group: str | None
+    """Rollout group; None for an execution that belongs to none."""
+    task: str | None
+    harness: str | None
+    reward: float | None
+    """Of the whole execution; None only where the log's rewards were not asked for."""
+    advantage: float | None
+    """Of the execution within its group; None without a reward or without a group."""
+
+    @property
+    def execution(self) -> str:
+        return self.trajectory.execution
+
+    @property
+    def leaf(self) -> str:
+        """Call id of the path's last node."""
+        return self.trajectory.leaf
+
+    @property
+    def role(self) -> str:
+        return self.trajectory.role
+
+
+@dataclass(slots=True, frozen=True)
+class _Outcome:
+    """What the other members of a group need to know of an execution."""
+
+    group: str | None
+    reward: float | None
+    assessed: bool
+
+
+def sample_run(
+    index: Iterable[RecordedExecution],
+    j_max: int | None = 5,
+    seed: int = 0,
+    normalise: str = "mean",
+    train_auxiliary: bool = False,
+    require_reward: bool | None = None,
+    ledger: Ledger | None = None,
+    prompts: Callable[[str], str | None] | None = None,
+) -> Iterator[Sample]:
+    """The samples of all executions of a log, in the order of their first appearance, each one's by role priority.
+
+    `index` is a `RunLogIndex`, or anything else that gives the same executions each time it is iterated: the first
+    time, before this returns, for the rewards of the groups, the second time for the samples. `j_max` (None: all
+    trajectories), `seed` and `train_auxiliary` as for `draw` and `execution_rng`; `normalise` as for
+    `group_advantages`. `require_reward` leaves out executions without a valid reward; None means that it does if the
+    log assesses any execution. `prompts` gives the task prompt of an execution by its id, for `infer_roles`. `ledger`
+    takes the accounts, and is complete when the iterator has ended.
+
+    A failure placeholder counts in its group's baseline and gives no sample. Raises RewardError for an unknown
+    `normalise`, TrajtreeError for a negative `j_max`, AccountError when a token would be lost or trained twice.
+    """
+    outcomes = _outcomes(index)
+    if require_reward is None:
+        require_reward = any(outcome.assessed for outcome in outcomes.values())
+    advantages = _advantages(outcomes, normalise)
+    rule = _Admission(
+        j_max, seed, train_auxiliary, require_reward, prompts, Ledger() if ledger is None else ledger
+    )
+    return _samples(index, advantages, rule)
+
+
+def _samples(
+    index: Iterable[RecordedExecution], advantages: dict[str, float | None], rule: "_Admission"
+) -> Iterator[Sample]:
+    for recorded in index:
+        yield from _samples_of(recorded, advantages[recorded.id], rule)
+        del recorded
+    rule.ledger.check()
+
+
+def _samples_of(recorded: RecordedExecution, advantage: float | None, rule: "_Admission") -> Iterator[Sample]:
+    for drawn in rule.draws(recorded):
+        row = flat_row(recorded.id, drawn)
+        yield Sample(row, recorded.group, recorded.task, recorded.harness, recorded.reward, advantage)
+
+
+@dataclass(slots=True, frozen=True)
+class _Admission:
+    """The rule by which executions are drawn from, and the ledger of what became of their tokens."""
+
+    j_max: int | None
+    seed: int
+    train_auxiliary: bool
+    require_reward: bool
+    prompts: Callable[[str], str | None] | None
+    ledger: Ledger
+
+    def draws(self, recorded: RecordedExecution) -> list[Draw]:
+        """The draws of one execution; all its tokens are in the ledger."""
+        self.ledger.exclude(recorded.late, "late")
+        if not recorded.calls:
+            return []
+        rejected: list[RejectedCall] = []
+        tree = Tree.from_calls(recorded.calls, rejected)
+        self.ledger.exclude((each.call for each in rejected), "rejected")
+        if not tree.nodes:
+            return []
+        roles = infer_roles(tree, self.prompts(recorded.id) if self.prompts else None)
+        reason = self._refusal(recorded)
+        drawn: list[Draw] = []
+        if reason is None:
+            generator = execution_rng(self.seed, recorded.id)
+            drawn = draw(tree, roles, self.j_max, generator, self.train_auxiliary)
+        # where auxiliary leaves may train, being one is no reason to be left out
+        left_out_by_role = None if self.train_auxiliary else roles
+        self.ledger.add(account(tree, drawn, left_out_by_role, unselected=reason or OVER_J_MAX))
+        self.ledger.roles.update(each.role for each in drawn)
+        return drawn
+
+    def _refusal(self, recorded: RecordedExecution) -> str | None:
+        """Why an execution trains nothing; None when it may train."""
+        designated = recorded.designated
+        if designated is not None and designated.status == "placeholder":
+            return "unresolved"
+        if self.require_reward and recorded.reward is None:
+            return "unresolved" if recorded.assessed else "unassessed"
+        return None
+
+
+def _outcomes(index: Iterable[RecordedExecution]) -> dict[str, _Outcome]:
+    found = {}
+    for recorded in index:
+        found[recorded.id] = _Outcome(recorded.group, recorded.reward, recorded.assessed)
+        del recorded  # its tokens go before the next execution is read
+    return found
+
+
+def _advantages(outcomes: dict[str, _Outcome], normalise: str) -> dict[str, float | None]:
+    """Advantage of each execution among the executions of its group, in the order of their first appearance."""
+    groups: dict[str, list[str]] = {}
+    for execution, outcome in outcomes.items():
+        if outcome.group is not None:
+            groups.setdefault(outcome.group, []).append(execution)
+    advantages: dict[str, float | None] = dict.fromkeys(outcomes)
+    for members in groups.values():
+        rewards = [outcomes[member].reward for member in members]
+        advantages.update(zip(members, group_advantages(rewards, normalise), strict=True))
+    return advantages
