@@ -31,7 +31,7 @@ from gyre_trajtree.records import (
 )
 from gyre_trajtree.roles import ROLES, RoleDecision, infer_roles
 from gyre_trajtree.rows import RowPath, SharedRow, Trajectory, flat_row, sample_trajectories, shared_rows
-from gyre_trajtree.runlog import RunLogTail, RunLogWriter, read_run_log
+from gyre_trajtree.runlog import RunLogTail, RunLogWriter, archive, read_run_log
 from gyre_trajtree.samples import Sample, sample_run
 from gyre_trajtree.sampling import Draw, draw, execution_rng
 from gyre_trajtree.tree import Node, RejectedCall, Tree, dead_tips
@@ -72,6 +72,7 @@ __all__ = [
     "TreeError",
     "Unknown",
     "account",
+    "archive",
     "contexts_of",
     "dead_tips",
     "draw",

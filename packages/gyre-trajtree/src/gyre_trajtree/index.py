@@ -7,16 +7,19 @@ any other line is parsed whole. The index covers what the log held when it was m
 
 import os
 import re
+import tempfile
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import orjson
 
+from gyre_trajtree.compression import codec_of
 from gyre_trajtree.errors import RunLogCorrupt, RunLogError
 from gyre_trajtree.executions import RecordedExecution, execution_of
 from gyre_trajtree.records import Header
-from gyre_trajtree.runlog import is_whole, open_log, parse
+from gyre_trajtree.runlog import numbered_lines, open_log, parse, reporter
 
 _TEXT = rb'"((?:[^"\\]|\\.)*)"'
 _HEAD = re.compile(
@@ -31,22 +34,28 @@ _HEAD = re.compile(
 class RunLogIndex:
     """The executions of one run log, loaded one at a time. Close it, or use it as a context manager.
 
-    Raises RunLogError without a run log. An unreadable line raises RunLogCorrupt with its number when it is met, in the
-    pass or in `load`, or is put into `corrupt` when that list is given. A torn last line is dropped.
+    A compressed log has no random access: it is unpacked once into a nameless temporary file (in TMPDIR, as large as the
+    plain log), which closing frees. Raises RunLogError without a run log. An unreadable line raises RunLogCorrupt with
+    its number when it is met, in the pass or in `load`, or is put into `corrupt` when that list is given; an execution
+    all of whose lines are unreadable is then listed, and empty. A torn last line is dropped.
     """
 
     def __init__(self, path: str | os.PathLike, corrupt: list[RunLogCorrupt] | None = None) -> None:
         self.path = Path(path)
         self.header: Header | None = None
         """None for a log whose writer died before its first line was whole."""
-        self._corrupt = corrupt
+        self._report = reporter(corrupt)
         self._lines: dict[str, tuple[array, array]] = {}
-        self._file = open_log(path)
+        source = open_log(path)
+        self._file = _scratch_file() if codec_of(path) else source
         try:
-            self._scan()
+            self._scan(source)
         except BaseException:
             self.close()
             raise
+        finally:
+            if source is not self._file:
+                source.close()
 
     @property
     def ids(self) -> list[str]:
@@ -57,6 +66,8 @@ class RunLogIndex:
         """All records of one execution. Raises RunLogError when the log has none."""
         if execution not in self._lines:
             raise RunLogError(f"{self.path}: holds no execution {execution!r}; `ids` lists those it holds")
+        if self._file.closed:
+            raise RunLogError(f"{self.path}: the index is closed")
         recorded = RecordedExecution(execution)
         for offset, number in zip(*self._lines[execution], strict=True):
             self._file.seek(offset)
@@ -82,16 +93,26 @@ class RunLogIndex:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def _scan(self) -> None:
-        offset = 0
-        for number, line in enumerate(self._file, 1):
-            if not line.endswith(b"\n") and not is_whole(line):
-                return
+    def _scan(self, source: BinaryIO) -> None:
+        """Note the place of every line in the file that `load` reads, which a compressed log is copied to."""
+        for offset, number, line in numbered_lines(self.path, source, self._report):
+            if source is not self._file:
+                offset = self._copied(line)
             try:
                 self._note(offset, number, line)
             except RunLogCorrupt as error:
                 self._report(error)
-            offset += len(line)
+
+    def _copied(self, line: bytes) -> int:
+        """Offset of the line in the copy that it is now part of."""
+        try:
+            offset = self._file.tell()
+            self._file.write(line)
+            return offset
+        except OSError as error:
+            raise RunLogError(
+                f"{self.path}: no room to unpack it in {tempfile.gettempdir()} ({error.strerror}); set TMPDIR"
+            ) from error
 
     def _note(self, offset: int, number: int, line: bytes) -> None:
         execution = None if number == 1 else _head(line)
@@ -105,10 +126,9 @@ class RunLogIndex:
             offsets.append(offset)
             numbers.append(number)
 
-    def _report(self, error: RunLogCorrupt) -> None:
-        if self._corrupt is None:
-            raise error
-        self._corrupt.append(error)
+
+def _scratch_file() -> BinaryIO:
+    return tempfile.TemporaryFile(prefix="gyre-trajtree-")
 
 
 def _head(line: bytes) -> str | None:
