@@ -1,9 +1,11 @@
 """Owns the training samples of a recorded run: what training draws from its log (paper sections 5.1 to 5.3).
 
-Invariants: the tokens of one execution are in memory at a time; once the iterator has ended, the ledger holds every
-sampled token of the log, as trained or as excluded with a reason; equal seeds give the samples that training drew.
+Invariants: memory holds the tokens of one execution, and at most `GARBAGE_TOKENS` of those before it; once the
+iterator has ended, the ledger holds every sampled token of the log, as trained or as excluded with a reason; equal
+seeds give the samples that training drew.
 """
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -14,6 +16,11 @@ from gyre_trajtree.roles import infer_roles
 from gyre_trajtree.rows import Trajectory, flat_row
 from gyre_trajtree.sampling import Draw, draw, execution_rng
 from gyre_trajtree.tree import RejectedCall, Tree
+
+GARBAGE_TOKENS = 1 << 23
+"""Tokens of finished trees after which they are collected (about 100 MiB). The nodes of a tree refer to each other in
+circles, and the collector counts objects, not bytes, so by itself it would let trees of many tokens pile up.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,9 +95,14 @@ def sample_run(
 def _samples(
     index: Iterable[RecordedExecution], advantages: dict[str, float | None], rule: "_Admission"
 ) -> Iterator[Sample]:
+    garbage = 0
     for recorded in index:
         yield from _samples_of(recorded, advantages[recorded.id], rule)
+        garbage += sum(len(call.input_ids) + len(call.output_ids) for call in recorded.calls)
         del recorded
+        if garbage >= GARBAGE_TOKENS:
+            gc.collect()
+            garbage = 0
     rule.ledger.check()
 
 
