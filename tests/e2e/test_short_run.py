@@ -15,7 +15,7 @@ from gyre_scheduler import SchedulerSettings
 from gyre_scheduler.actions import Action
 from gyre_scheduler.events import Event
 from gyre_scheduler.replay import replay
-from gyre_trajtree import Tree, executions, read_run_log, tree_digest
+from gyre_trajtree import Tree, executions, infer_roles, read_run_log, tree_digest
 from transformers import AutoModelForCausalLM
 
 
@@ -74,6 +74,25 @@ def test_trees_have_summaries_and_sub_agents(short_run):
     assert len(shown["executions"]) == summary["executions"]
     first = shown["executions"][0]["id"]
     assert "sampled" in gyre("tree", "inspect", str(run.log), "--execution", first).stdout
+
+
+def test_every_leaf_has_the_role_that_the_harness_gave_it(short_run):
+    """The harness is known here: an agent keeps its system text and tools, and asks for summaries in one word."""
+    run, _ = short_run
+    judged = Counter()
+    for each in executions(read_run_log(run.log)).values():
+        if not each.calls:
+            continue
+        tree = Tree.from_calls(each.calls)
+        decisions = infer_roles(tree)
+        main = each.calls[0].evidence
+        for leaf in tree.leaves():
+            own = leaf.call.evidence
+            role = "main" if (own["system"], own["tools"]) == (main["system"], main["tools"]) else "sub-agent"
+            role += "-summary" if own["last_user"] == "summary" else ""
+            judged[role, decisions[leaf.id].role] += 1
+    assert all(given == inferred for given, inferred in judged), judged
+    assert {given for given, _ in judged} >= {"main", "main-summary", "sub-agent"}
 
 
 def test_the_log_replays_into_identical_trees_and_actions(short_run):

@@ -18,11 +18,11 @@ from gyre_trajtree import (
     Tree,
     account,
     execution_rng,
-    executions,
     group_advantages,
     infer_roles,
     sample_trajectories,
 )
+from gyre_trajtree.executions import execution_of
 
 
 class History:
@@ -34,11 +34,9 @@ class History:
 
     def refresh(self) -> None:
         """Take in what was appended since the last call."""
-        for identity, fresh in executions(self._tail.poll()).items():
-            known = self.executions.setdefault(identity, RecordedExecution(identity))
-            known.states += fresh.states
-            known.calls += fresh.calls
-            known.assessments += fresh.assessments
+        for record in self._tail.poll():
+            if identity := execution_of(record):
+                self.of(identity).add(record)
 
     def of(self, execution: str) -> RecordedExecution:
         return self.executions.setdefault(execution, RecordedExecution(execution))
