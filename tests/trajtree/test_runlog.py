@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import os
 import subprocess
@@ -10,11 +11,13 @@ from gyre_trajtree import (
     Call,
     Event,
     Header,
+    RecordError,
     RunLogCorrupt,
     RunLogError,
     RunLogTail,
     RunLogWriter,
     read_run_log,
+    runlog,
     to_line,
 )
 
@@ -132,14 +135,27 @@ def test_a_corrupt_line_is_reported_with_its_number_and_nothing_valid_is_lost(tm
     assert kept == ["a", "b", "c"] and [error.line for error in found] == [3]
 
 
-def test_what_is_no_run_log_is_refused_and_left_alone(tmp_path):
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"my notes\nare here\n",
+        b"my notes\nare here",
+        b"my notes",
+        b'{"type":"event","name":"a"}',
+        b'{"type":"header","format":"other","version":1}',
+        b'{"type":"header","format":"gyre-run-log"}\n{"type"',
+        b'{"type":"header"\n',
+        b"\0" * 5000,
+    ],
+)
+def test_what_is_no_run_log_is_refused_and_left_alone(tmp_path, content):
     path = tmp_path / "notes.txt"
-    path.write_bytes(b"my notes\nare here\n")
+    path.write_bytes(content)
     with pytest.raises(RunLogError, match="header"):
         RunLogWriter(path)
     with pytest.raises(RunLogError, match="header"):
         list(read_run_log(path))
-    assert path.read_bytes() == b"my notes\nare here\n"
+    assert path.read_bytes() == content
 
 
 def test_a_later_format_version_is_refused(tmp_path):
@@ -149,6 +165,58 @@ def test_a_later_format_version_is_refused(tmp_path):
         list(read_run_log(path))
     with pytest.raises(RunLogError, match="version 2"):
         RunLogWriter(path)
+
+
+def test_a_header_torn_at_any_byte_leaves_an_empty_log(tmp_path):
+    path = tmp_path / "run.jsonl"
+    header = to_line(Header(created=1.0, meta={"seed": 1}))
+    for size in range(len(header)):
+        path.write_bytes(header[:size])
+        with RunLogWriter(path) as log:
+            log.append(Event("a", 1.0))
+        assert names(path) == ["a"]
+
+
+def test_a_line_longer_than_the_limit_is_never_written_and_passed_over_by_readers(tmp_path, monkeypatch):
+    path = tmp_path / "run.jsonl"
+    with RunLogWriter(path) as log:
+        for name in ("a", "b" * 500, "c"):
+            log.append(Event(name, 1.0))
+        monkeypatch.setattr(runlog, "MAX_LINE", 200)
+        with pytest.raises(RecordError, match="more than 200"):
+            log.append(Event("d" * 500, 1.0))
+    with pytest.raises(RunLogCorrupt, match="line 3"):
+        list(read_run_log(path))
+    found = []
+    kept = [record.name for record in read_run_log(path, corrupt=found) if isinstance(record, Event)]
+    assert kept == ["a", "c"] and [error.line for error in found] == [3]
+
+
+def test_flush_to_disk_syncs_each_record_before_the_append_returns(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.fstat(fd).st_size))
+    with RunLogWriter(tmp_path / "run.jsonl", flush="disk") as log:
+        log.append(Event("a", 1.0))
+        log.append(Event("b", 1.0))
+    lines = (tmp_path / "run.jsonl").read_bytes().splitlines(keepends=True)
+    assert synced == [len(b"".join(lines[: i + 1])) for i in range(3)]
+    synced.clear()
+    with RunLogWriter(tmp_path / "other.jsonl") as log:
+        log.append(Event("a", 1.0))
+    assert synced == []
+    with pytest.raises(RunLogError, match="process, disk"):
+        RunLogWriter(tmp_path / "run.jsonl", flush="always")
+
+
+def test_a_disk_that_does_not_sync_is_an_error_of_its_own(tmp_path, monkeypatch):
+    log = RunLogWriter(tmp_path / "run.jsonl", flush="disk")
+
+    def fail(_fd):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with log, pytest.raises(RunLogError, match="did not reach the disk"):
+        log.append(Event("a", 1.0))
 
 
 def test_unusable_paths_are_refused_in_one_line(tmp_path):

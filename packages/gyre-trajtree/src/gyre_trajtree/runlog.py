@@ -29,6 +29,7 @@ FLUSHES = ("process", "disk")
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _BLOCK = 1 << 16
 _HEADER_START = b'{"type":"header"'
+_NO_LOG = f'not a run log: the first line must be a header of format "{FORMAT}"'
 
 
 class RunLogWriter:
@@ -104,8 +105,7 @@ class RunLogWriter:
                 first = stream.readline(MAX_LINE)
             except BrokenFrames as error:
                 raise RunLogCorrupt(self.path, 1, str(error)) from error
-        torn_header = not is_whole(first) and _HEADER_START.startswith(first[: len(_HEADER_START)])
-        if not torn_header:
+        if not _is_torn_header(first):
             _check_header(self.path, first)
 
     def _sync_folder(self) -> None:
@@ -319,6 +319,8 @@ def numbered_lines(
             report(RunLogCorrupt(path, number, str(error)))
             return
         if not ended and (excess or not is_whole(line)):
+            if number == 1 and not _is_torn_header(line):
+                report(RunLogCorrupt(path, 1, _NO_LOG))
             return
         if excess:
             report(RunLogCorrupt(path, number, f"{len(line) + excess} bytes long, more than {MAX_LINE}"))
@@ -352,12 +354,18 @@ def _check_header(path: str | os.PathLike, line: bytes) -> None:
     except RecordError as error:
         raise RunLogCorrupt(path, 1, f"not a run log's header: {error}") from error
     if not isinstance(header, Header) or header.format != FORMAT:
-        raise RunLogCorrupt(path, 1, f'not a run log: the first line must be a header of format "{FORMAT}"')
+        raise RunLogCorrupt(path, 1, _NO_LOG)
     if header.version != FORMAT_VERSION:
         raise RunLogError(
             f"{path}: run log version {header.version}, this package reads version {FORMAT_VERSION}; "
             "use the gyre-trajtree that wrote it"
         )
+
+
+def _is_torn_header(line: bytes) -> bool:
+    """Whether a first line may be what a writer that was killed in its first append left."""
+    begins = _HEADER_START.startswith(line[: len(_HEADER_START)])
+    return begins and not line.endswith(b"\n") and not is_whole(line)
 
 
 def is_whole(line: bytes) -> bool:
