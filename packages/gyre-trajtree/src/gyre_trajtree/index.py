@@ -15,7 +15,6 @@ from typing import BinaryIO
 
 import orjson
 
-from gyre_trajtree.compression import codec_of
 from gyre_trajtree.errors import RunLogCorrupt, RunLogError
 from gyre_trajtree.executions import RecordedExecution, execution_of
 from gyre_trajtree.records import Header
@@ -34,20 +33,21 @@ _HEAD = re.compile(
 class RunLogIndex:
     """The executions of one run log, loaded one at a time. Close it, or use it as a context manager.
 
-    A compressed log has no random access: it is unpacked once into a nameless temporary file (in TMPDIR, as large as the
-    plain log), which closing frees. Raises RunLogError without a run log. An unreadable line raises RunLogCorrupt with
-    its number when it is met, in the pass or in `load`, or is put into `corrupt` when that list is given; an execution
-    all of whose lines are unreadable is then listed, and empty. A torn last line is dropped.
+    A compressed log has no random access, nor has a pipe: it is copied once into a nameless temporary file (in TMPDIR, as
+    large as the plain log), which closing frees. Raises RunLogError without a run log. An unreadable line raises
+    RunLogCorrupt with its number when it is met, in the pass or in `load`, or is put into `corrupt`, once, when that list is
+    given; an execution all of whose lines are unreadable is then listed, and empty. A torn last line is dropped.
     """
 
     def __init__(self, path: str | os.PathLike, corrupt: list[RunLogCorrupt] | None = None) -> None:
         self.path = Path(path)
         self.header: Header | None = None
         """None for a log whose writer died before its first line was whole."""
-        self._report = reporter(corrupt)
+        self._report_new = reporter(corrupt)
+        self._reported: set[int] = set()
         self._lines: dict[str, tuple[array, array]] = {}
         source = open_log(path)
-        self._file = _scratch_file() if codec_of(path) else source
+        self._file = source if source.seekable() else _scratch_file()
         try:
             self._scan(source)
         except BaseException:
@@ -87,14 +87,22 @@ class RunLogIndex:
     def __len__(self) -> int:
         return len(self._lines)
 
+    def __contains__(self, execution: str) -> bool:
+        return execution in self._lines
+
     def __enter__(self) -> "RunLogIndex":
         return self
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
+    def _report(self, error: RunLogCorrupt) -> None:
+        if error.line not in self._reported:
+            self._report_new(error)
+            self._reported.add(error.line)
+
     def _scan(self, source: BinaryIO) -> None:
-        """Note the place of every line in the file that `load` reads, which a compressed log is copied to."""
+        """Note the place of every line in the file that `load` reads, which may be a copy of `source`."""
         for offset, number, line in numbered_lines(self.path, source, self._report):
             if source is not self._file:
                 offset = self._copied(line)
@@ -111,7 +119,7 @@ class RunLogIndex:
             return offset
         except OSError as error:
             raise RunLogError(
-                f"{self.path}: no room to unpack it in {tempfile.gettempdir()} ({error.strerror}); set TMPDIR"
+                f"{self.path}: no room for a copy of it in {tempfile.gettempdir()} ({error.strerror}); set TMPDIR"
             ) from error
 
     def _note(self, offset: int, number: int, line: bytes) -> None:
