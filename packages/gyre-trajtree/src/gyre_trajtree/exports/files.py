@@ -23,21 +23,24 @@ def replacing(target: Path, overwrite: bool) -> Iterator[BinaryIO]:
 
     Raises ExportError when `target` exists and may not be replaced, or cannot be written.
     """
-    if not target.parent.is_dir():
-        raise ExportError(f"{target}: there is no folder {target.parent}; create it first")
-    _free(target, overwrite)
+    _check_free(target, overwrite)
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
             yield file
-        _free(target, overwrite)  # another program may have been faster
+        _check_free(target, overwrite)  # another program may have been faster
         os.replace(partial, target)
     except OSError as error:
         raise ExportError(f"{target}: cannot be written: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        if os.path.exists(partial):
+            partial.unlink()
 
 
-def _free(target: Path, overwrite: bool) -> None:
-    if target.exists() and not overwrite:
+def _check_free(target: Path, overwrite: bool) -> None:
+    if not os.path.isdir(target.parent):
+        raise ExportError(f"{target}: there is no folder {target.parent}; create it first")
+    if os.path.isdir(target):
+        raise ExportError(f"{target}: is a folder; name a file in it")
+    if os.path.exists(target) and not overwrite:
         raise ExportError(f"{target}: already exists; give another name, or ask for it to be overwritten")

@@ -47,22 +47,23 @@ ROW_GROUP_TOKENS = 1 << 20
 def write(samples: Iterable[Sample], file: BinaryIO, ledger: Ledger | None) -> None:
     """Write one row a sample, then the schema's name and version and the ledger as metadata "gyre"."""
     with ParquetWriter(file, SCHEMA, compression="zstd") as writer:
-        for group in _row_groups(samples):
-            writer.write_batch(_batch(group))
+        for batch in _batches(samples):
+            writer.write_batch(batch)
         writer.add_key_value_metadata({"gyre": orjson.dumps(_metadata(ledger))})
 
 
-def _row_groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+def _batches(samples: Iterable[Sample]) -> Iterator[pa.RecordBatch]:
+    """The samples in row groups."""
     group: list[Sample] = []
     tokens = 0
     for sample in samples:
         group.append(sample)
         tokens += len(sample.trajectory.ids)
         if tokens >= ROW_GROUP_TOKENS:
-            yield group
+            yield _batch(group)
             group, tokens = [], 0
     if group:
-        yield group
+        yield _batch(group)
 
 
 def _batch(group: list[Sample]) -> pa.RecordBatch:

@@ -21,7 +21,12 @@ except ImportError as error:
 def write(samples: Iterable[Sample], file: BinaryIO, ledger: Ledger | None) -> None:
     """Write all samples as the data of rollout 0. Raises ExportError for an execution without an advantage."""
     rows = [_row(number, rollout) for number, rollout in enumerate(rollouts(samples, "slime"))]
-    torch.save({"rollout_id": 0, "samples": rows}, file)
+    try:
+        torch.save({"rollout_id": 0, "samples": rows}, file)
+    except RuntimeError as error:  # torch hides the reason for which a write failed behind its own
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def _row(number: int, rollout: Rollout) -> dict:
