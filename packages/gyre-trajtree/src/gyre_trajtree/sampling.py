@@ -55,12 +55,12 @@ def draw(
     unmasked = _Unmasked(tree)
     drawn: list[Draw] = []
     for role, ends in classes.items():
+        places = unmasked.places(ends)
         while j_max is None or len(drawn) < j_max:
-            end = unmasked.pick(ends, rng)
-            if end is None:
+            number = unmasked.pick(places, rng)
+            if number is None:
                 break
-            path = tuple(tree.path(end))
-            drawn.append(Draw(role, path, unmasked.mask(path)))
+            drawn.append(Draw(role, *unmasked.mask(ends[number])))
     return drawn
 
 
@@ -84,33 +84,45 @@ def live_ends(tree: Tree) -> Iterator[tuple[Node, Node]]:
 class _Unmasked:
     """Unmasked trainable tokens on the path of every node, kept up to date while paths are masked.
 
-    Nodes are numbered in depth-first order, so that a subtree is one slice: masking an output lowers one slice.
+    Nodes are numbered in depth-first order, so that a subtree is one slice: masking an output lowers one slice. Masking
+    goes from a root on, so that what is masked of a path is always its beginning: each node is masked once.
     """
 
     def __init__(self, tree: Tree) -> None:
         self._first, self._after = _depth_first(tree)
-        self._open = [node.trainable_count for node in tree.nodes]
         self._left = np.zeros(len(tree), np.int64)
         for node in tree.nodes:
             above = self._left[self._first[node.parent.index]] if node.parent else 0
             self._left[self._first[node.index]] = above + node.trainable_count
+        self._masked: dict[int, tuple[tuple[Node, ...], int]] = {}
+        """For each masked node a path through it, and how many nodes of that path lead to it."""
 
-    def pick(self, ends: list[Node], rng: np.random.Generator) -> Node | None:
-        """One of `ends` in proportion to the unmasked tokens of its path; None when none has any."""
-        cumulative = np.cumsum(self._left[[self._first[end.index] for end in ends]])
-        if not len(ends) or cumulative[-1] == 0:
+    def places(self, ends: list[Node]) -> np.ndarray:
+        """Depth-first numbers of nodes, which `pick` chooses from."""
+        return np.array([self._first[end.index] for end in ends], np.int64)
+
+    def pick(self, places: np.ndarray, rng: np.random.Generator) -> int | None:
+        """Which of `places`, in proportion to the unmasked tokens of its path; None when none has any."""
+        cumulative = self._left[places].cumsum()
+        if not len(cumulative) or cumulative[-1] == 0:
             return None
-        ticket = rng.integers(int(cumulative[-1]))
-        return ends[int(np.searchsorted(cumulative, ticket, side="right"))]
+        return int(cumulative.searchsorted(rng.integers(cumulative[-1]), side="right"))
 
-    def mask(self, path: tuple[Node, ...]) -> tuple[bool, ...]:
-        """Mask the outputs of `path`; returns which of them were unmasked until now."""
-        before = tuple(self._open[node.index] > 0 for node in path)
-        for node in path:
-            if count := self._open[node.index]:
+    def mask(self, end: Node) -> tuple[tuple[Node, ...], tuple[bool, ...]]:
+        """Mask the path of `end`; the path, and which of its outputs had unmasked tokens until now."""
+        fresh: list[Node] = []
+        step: Node | None = end
+        while step and step.index not in self._masked:
+            fresh.append(step)
+            step = step.parent
+        fresh.reverse()
+        through, masked = self._masked[step.index] if step else ((), 0)
+        path = through[:masked] + tuple(fresh)
+        for length, node in enumerate(fresh, masked + 1):
+            self._masked[node.index] = path, length
+            if count := node.trainable_count:
                 self._left[self._first[node.index] : self._after[node.index]] -= count
-                self._open[node.index] = 0
-        return before
+        return path, (False,) * masked + tuple(node.trainable_count > 0 for node in fresh)
 
 
 def _depth_first(tree: Tree) -> tuple[list[int], list[int]]:
