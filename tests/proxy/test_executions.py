@@ -30,7 +30,8 @@ def record(session, tokens):
     match = session.match(Conversation((Message("user", f"turn {session.calls}"),)))
     ids = np.zeros(tokens, np.int32)
     node = Node(f"c{session.calls}", None, ids, ids_json(ids), tokens, True, (), "")
-    session.commit(match, node.id, node, Message("assistant", "ok"), False)
+    answer = Message("assistant", "ok")
+    session.remember(node.id, match.digest, session.context(match, answer), node, (), False)
 
 
 def test_an_ended_execution_is_refused_and_its_route_forgotten(executions, forgotten):

@@ -28,7 +28,8 @@ def record(session, messages, text="", calls=(), reasoning="", tools=TOOLS, fail
         call_ids=tuple(call.id for call in calls),
         reasoning=reasoning,
     )
-    session.commit(match, node.id, node, Message("assistant", text, tool_calls=tuple(calls)), failed)
+    answer = Message("assistant", text, tool_calls=tuple(calls))
+    session.remember(node.id, match.digest, session.context(match, answer), node, calls, failed)
     return node
 
 

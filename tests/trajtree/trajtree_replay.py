@@ -96,7 +96,8 @@ class Replay:
             length = len(new) + len(output) + (parent.length if parent else 0)
             ids = tuple(call.id for call in answer.tool_calls)
             node = Node(name, parent, np.concatenate((new, output)), b"", length, True, ids, answer.reasoning)
-        self._session.commit(match, name, node, answer, failed=bool(fault))
+        context = self._session.context(match, answer)
+        self._session.remember(name, match.digest, context, node, answer.tool_calls, failed=bool(fault))
 
 
 def _answer(sent, prefix):

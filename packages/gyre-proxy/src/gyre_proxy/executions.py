@@ -28,11 +28,14 @@ class _Ended:
 class Executions:
     """Sessions of open executions by name, and the names of ended ones.
 
-    `forget(name)` is called for every execution that ends or is forgotten.
+    `forget(name)` is called for every execution that ends or is forgotten; `recall(name)` gives back the session of
+    one that an earlier process recorded, and raises ExecutionClosed when that ended.
     """
 
-    def __init__(self, forget: Callable[[str], None]) -> None:
-        self._forget = forget
+    def __init__(
+        self, forget: Callable[[str], None], recall: Callable[[str], Session | None] = lambda name: None
+    ) -> None:
+        self._forget, self._recall = forget, recall
         self._open: dict[str, Session] = {}
         self._ended: dict[str, _Ended] = {}
         self._swept = 0.0
@@ -59,7 +62,9 @@ class Executions:
             raise ExecutionClosed(refusal)
         session = self._open.get(name)
         if session is None:
-            session = self._open[name] = Session(name)
+            session = self._open[name] = self._recall(name) or Session(name)
+            if (refusal := self._refusal(name, now)) is not None:
+                raise ExecutionClosed(refusal)
         session.used = now
         return session
 

@@ -13,10 +13,10 @@ from functools import partial
 
 import numpy as np
 import orjson
-from gyre_trajtree import RunLogWriter, TrajtreeError
+from gyre_trajtree import RunLogIndex, RunLogWriter, TrajtreeError
 
 from gyre_proxy.codec import Codec
-from gyre_proxy.conversation import Answer, Message, Request, texts
+from gyre_proxy.conversation import Answer, Request, texts
 from gyre_proxy.engine_client import EngineClient, EngineDown, EngineRefused, Output
 from gyre_proxy.errors import (
     BadRequest,
@@ -31,7 +31,7 @@ from gyre_proxy.errors import (
 from gyre_proxy.eviction import evict
 from gyre_proxy.executions import Executions
 from gyre_proxy.flights import Flight, LiveText, Signal
-from gyre_proxy.records import call_answer, call_node, call_record
+from gyre_proxy.records import call_answer, call_node, call_record, restored
 from gyre_proxy.router import Engine, Router
 from gyre_proxy.sessions import Match, Prompt, Session
 from gyre_proxy.settings import Settings
@@ -51,7 +51,10 @@ _STOPS = "the proxy stops; try again"
 class Gateway:
     """Everything between a parsed request and its answer."""
 
-    def __init__(self, settings: Settings, codec: Codec, log: RunLogWriter) -> None:
+    def __init__(
+        self, settings: Settings, codec: Codec, log: RunLogWriter, recorded: RunLogIndex | None = None
+    ) -> None:
+        """`recorded`: what the log holds already; its executions go on where they were."""
         self.settings, self.codec, self._log = settings, codec, log
         self.context_length = settings.context_length or codec.context_length
         if self.context_length is None:
@@ -60,7 +63,8 @@ class Gateway:
         self.reroutes = 0
         self.calls = 0
         self.engines_changed = Signal()
-        self.executions = Executions(forget=self.router.forget)
+        self._recorded = recorded
+        self.executions = Executions(forget=self.router.forget, recall=self._recall)
         self._client = EngineClient()
         self._flights: dict[tuple, Flight] = {}
         self._running: set[Flight] = set()
@@ -69,6 +73,15 @@ class Gateway:
         self._encoding = asyncio.Semaphore(ENCODERS)
 
     # --- executions
+
+    def _recall(self, execution: str) -> Session | None:
+        """The session of an execution that an earlier proxy recorded, None when there is none."""
+        if self._recorded is None or execution not in self._recorded:
+            return None
+        recorded = self._recorded.load(execution)
+        if recorded.closed:
+            raise ExecutionClosed(f"execution {execution} is closed")
+        return restored(recorded, self.codec, self.settings.tool_parser)
 
     def open_execution(self, execution: str, deadline: float, engine: str | None) -> None:
         """Make an execution known before its first call. Raises ExecutionClosed when it already ended."""
@@ -192,7 +205,7 @@ class Gateway:
             flight.session.in_flight -= 1
         answer = call_answer(flight, self.codec, self.settings.tool_parser, id_prefix)
         try:
-            self._record(flight, answer, failed=failure is not None)
+            self._record(flight, answer, id_prefix, failed=failure is not None)
         except TrajtreeError as error:
             failure = RecordingFailed(f"the call could not be recorded: {error}")
         if failure is None:
@@ -292,13 +305,14 @@ class Gateway:
         elif flight.cancelled:
             raise _Cancelled
 
-    def _record(self, flight: Flight, answer: Answer, failed: bool) -> None:
+    def _record(self, flight: Flight, answer: Answer, id_prefix: str, failed: bool) -> None:
         """Write the call, then let later requests find it. Raises TrajtreeError when it is not durable."""
-        self._log.append(call_record(flight, answer, time.time()))
+        record = call_record(flight, answer, time.time(), id_prefix)
+        self._log.append(record)
         self.calls += 1
         node = call_node(flight, answer, self.codec.turn_end) if flight.ids else None
-        message = Message("assistant", answer.text, tool_calls=answer.tool_calls)
-        flight.session.commit(flight.match, flight.id, node, message, failed)
+        context = bytes.fromhex(record.extra["context"])
+        flight.session.remember(flight.id, flight.match.digest, context, node, answer.tool_calls, failed)
 
     # --- reroutes and ends
 

@@ -1,29 +1,44 @@
 """Owns what becomes of a sampled call: the answer for its client, the line of the run log, the node of the session. Pure.
 
-Invariant: answer, line and node are of the same ids.
+Invariants: answer, line and node are of the same ids; the node that a line gives back after a restart is the
+node that the call left.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
-from gyre_trajtree import Call
+from gyre_trajtree import Call, RecordedExecution
 
 from gyre_proxy import parsers
 from gyre_proxy.codec import Codec
-from gyre_proxy.conversation import Answer, ToolCall
+from gyre_proxy.conversation import Answer, Message, ToolCall
 from gyre_proxy.evidence import evidence
 from gyre_proxy.flights import Flight
-from gyre_proxy.sessions import Node, ids_json
+from gyre_proxy.sessions import Node, Session, ids_json
 from gyre_proxy.stopping import cut
+
+
+def said(
+    ids: Sequence[int], codec: Codec, tool_parser: str, tools: bool, stop: Sequence[str] = ()
+) -> tuple[parsers.Parsed, str | None]:
+    """What sampled ids mean, and the stop string that ended them. `tools`: whether tools were on offer."""
+    text, stop_string = cut(codec.decode(ids), stop)
+    return parsers.parse(text, tool_parser, codec.opens_reasoning, tools), stop_string
+
+
+def tool_calls(parsed: parsers.Parsed, call_id: str, id_prefix: str) -> tuple[ToolCall, ...]:
+    """The tool calls of an answer; their ids begin with `id_prefix` and name the call."""
+    return tuple(
+        ToolCall(f"{id_prefix}{call_id}{i:02d}", name, arguments)
+        for i, (name, arguments) in enumerate(parsed.calls)
+    )
 
 
 def call_answer(flight: Flight, codec: Codec, tool_parser: str, id_prefix: str) -> Answer:
     """What the sampled ids say; tool calls get ids that begin with `id_prefix`."""
     tools = bool(flight.request.conversation.tools)
-    text, stop_string = cut(codec.decode(flight.ids), flight.request.stop)
-    parsed = parsers.parse(text, tool_parser, codec.opens_reasoning, tools)
-    calls = tuple(
-        ToolCall(f"{id_prefix}{flight.id}{i:02d}", name, arguments)
-        for i, (name, arguments) in enumerate(parsed.calls)
-    )
+    parsed, stop_string = said(flight.ids, codec, tool_parser, tools, flight.request.stop)
+    calls = tool_calls(parsed, flight.id, id_prefix)
     finish = "length" if flight.finish == "length" else "tool_calls" if calls else "stop"
     return Answer(
         id=flight.id,
@@ -38,11 +53,17 @@ def call_answer(flight: Flight, codec: Codec, tool_parser: str, id_prefix: str) 
     )
 
 
-def call_record(flight: Flight, answer: Answer, end: float) -> Call:
-    """The line of the run log; `end` in unix seconds."""
+def answer_message(answer: Answer) -> Message:
+    """The answer as a later request repeats it."""
+    return Message("assistant", answer.text, tool_calls=answer.tool_calls)
+
+
+def call_record(flight: Flight, answer: Answer, end: float, id_prefix: str) -> Call:
+    """The line of the run log; `end` in unix seconds. It holds what `restored` needs to go on after a restart."""
     request, match, prompt = flight.request, flight.match, flight.prompt
     parent = prompt.parent.id if prompt.parent else None
     echoes = flight.session.echoes(match.messages[match.known if parent else 0 :])
+    context = flight.session.context(match, answer_message(answer))
     sampling = dict(flight.sampling)
     if request.stop:
         sampling["stop"] = list(request.stop)
@@ -64,19 +85,63 @@ def call_record(flight: Flight, answer: Answer, end: float) -> Call:
         hints=flight.hints,
         evidence=evidence(match, parent, echoes, answer.text, answer.tool_calls, flight.hints.get("kind")),
         attempt_of=flight.attempt_of,
+        extra={"context": context.hex(), "tool_ids": id_prefix},
     )
 
 
 def call_node(flight: Flight, answer: Answer, turn_end: int | None) -> Node:
     """The node that later requests extend; for a call with output."""
-    ids = np.concatenate((flight.prompt.new, np.asarray(flight.ids, np.int32)))
+    prompt = flight.prompt
+    return _node(
+        flight.id, prompt.parent, prompt.new, flight.ids, turn_end, answer.tool_calls, answer.reasoning
+    )
+
+
+def _node(
+    call_id: str,
+    parent: Node | None,
+    new: np.ndarray,
+    output: Sequence[int],
+    turn_end: int | None,
+    calls: Sequence[ToolCall],
+    reasoning: str,
+) -> Node:
+    ids = np.concatenate((new, np.asarray(output, np.int32)))
     return Node(
-        id=flight.id,
-        parent=flight.prompt.parent,
+        id=call_id,
+        parent=parent,
         ids=ids,
         json=ids_json(ids),
-        length=len(flight.prompt) + len(flight.ids),
-        ended=flight.ids[-1] == turn_end,
-        call_ids=tuple(call.id for call in answer.tool_calls),
-        reasoning=answer.reasoning,
+        length=len(ids) + (parent.length if parent else 0),
+        ended=output[-1] == turn_end,
+        call_ids=tuple(call.id for call in calls),
+        reasoning=reasoning,
     )
+
+
+def restored(recorded: RecordedExecution, codec: Codec, tool_parser: str) -> Session:
+    """The session of an execution whose calls an earlier proxy recorded; later requests extend them.
+
+    Calls that another writer recorded have no `context`: they count and stay as they are, nothing extends them.
+    """
+    session = Session(recorded.id)
+    session.deadline = next((state.deadline for state in recorded.states if state.deadline), None)
+    nodes: dict[str, Node] = {}
+    for call in recorded.calls:
+        context, prompt = call.extra.get("context"), call.digest
+        if not (isinstance(context, str) and isinstance(prompt, str)):
+            session.calls += 1
+            continue
+        ids = call.output_ids.tolist()
+        tools, stop = bool(call.evidence.get("tools")), call.sampling.get("stop", ())
+        parsed, _ = said(ids, codec, tool_parser, tools, stop)
+        calls = tool_calls(parsed, call.id, call.extra.get("tool_ids", ""))
+        node = None
+        if ids and (call.parent is None or call.parent in nodes):
+            parent = nodes[call.parent] if call.parent else None
+            node = nodes[call.id] = _node(
+                call.id, parent, call.input_ids, ids, codec.turn_end, calls, parsed.reasoning
+            )
+        failed = call.finish in ("abort", "error")
+        session.remember(call.id, bytes.fromhex(prompt), bytes.fromhex(context), node, calls, failed)
+    return session

@@ -14,13 +14,15 @@ from contextlib import contextmanager, suppress
 import orjson
 import uvicorn
 import uvloop
-from gyre_trajtree import RunLogWriter, TrajtreeError
+from gyre_trajtree import RunLogCorrupt, RunLogIndex, RunLogWriter, TrajtreeError
 
 from gyre_proxy.codec import Codec
 from gyre_proxy.errors import SettingsError
 from gyre_proxy.gateway import Gateway
 from gyre_proxy.server import Application
 from gyre_proxy.settings import Settings
+
+_LOG = logging.getLogger("gyre_proxy")
 
 PARENT_GRACE_S = 12.0
 """Seconds to record the calls in flight once the parent is gone; then the process ends whatever its loop does."""
@@ -58,9 +60,13 @@ async def run(settings: Settings, ready: Callable[[dict], None], stop: asyncio.E
     codec = Codec(settings.tokenizer, settings.template_arguments)
     try:
         log = RunLogWriter(settings.record, meta={"writer": "gyre-proxy", "model": settings.model})
+        corrupt: list[RunLogCorrupt] = []
+        recorded = RunLogIndex(settings.record, corrupt)
     except TrajtreeError as error:
         raise SettingsError(str(error)) from error
-    gateway = Gateway(settings, codec, log)
+    for error in corrupt:
+        _LOG.warning("%s; its call is left out", error)
+    gateway = Gateway(settings, codec, log, recorded)
     listener = _listen(settings.host, settings.port)
     url = f"http://{_reachable(settings.host)}:{listener.getsockname()[1]}"
     secret = settings.admin_token.encode() if settings.admin_token else secrets.token_bytes(32)
@@ -79,6 +85,7 @@ async def run(settings: Settings, ready: Callable[[dict], None], stop: asyncio.E
         await running
     finally:
         listener.close()
+        recorded.close()
 
 
 class _Server(uvicorn.Server):

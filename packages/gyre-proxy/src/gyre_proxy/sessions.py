@@ -2,7 +2,7 @@
 
 Invariants: a request attaches to the deepest node whose whole conversation (tools, messages, answer) is a
 prefix of the request's, compared by meaning (paper 5.1): tool calls by their recorded payload, tool results
-of one turn in any order, assistant text without white space at its ends, thinking ignored. Only `commit`
+of one turn in any order, assistant text without white space at its ends, thinking ignored. Only `remember`
 changes what is recorded, and only after the call is durable. The cost of a match is one pass over the request,
 less where it repeats the last one; the memory of a session is its tokens and the text of that last request.
 """
@@ -142,20 +142,33 @@ class Session:
         self._walk = _Walk(tools, given[:end], messages[:end], way)
         return Match(_closest(nodes, messages[end - 1]), messages, end, running.digest(), tools, running)
 
-    def commit(self, match: Match, call_id: str, node: Node | None, answer: Message, failed: bool) -> None:
-        """Remember a durable call; its node, when it has output, can be extended by later requests."""
+    def context(self, match: Match, answer: Message) -> bytes:
+        """Identity of a prompt and its answer: what a request must begin with to extend that call."""
+        running = match.running.copy()
+        self._update(running, (answer,))
+        return running.digest()
+
+    def remember(
+        self,
+        call_id: str,
+        prompt: bytes,
+        context: bytes,
+        node: Node | None,
+        tool_calls: Iterable[ToolCall],
+        failed: bool,
+    ) -> None:
+        """Know a durable call, by the identity of its `prompt` and of its `context`.
+
+        Its node, when it has output, can be extended by later requests.
+        """
         self.calls += 1
         if failed:
-            self._failed[match.digest] = call_id
+            self._failed[prompt] = call_id
         else:
-            self._failed.pop(match.digest, None)
+            self._failed.pop(prompt, None)
         if node is not None:
-            self._payloads.update(
-                (call.id, (call, _call_meaning(call), call_id)) for call in answer.tool_calls
-            )
-            running = match.running.copy()
-            self._update(running, (answer,))
-            self._nodes.setdefault(running.digest(), []).append(node)
+            self._payloads.update((call.id, (call, _call_meaning(call), call_id)) for call in tool_calls)
+            self._nodes.setdefault(context, []).append(node)
 
     def failed_attempt(self, digest: bytes) -> str | None:
         """Call id of the last failed attempt at the same prompt, None when there is none."""
