@@ -327,3 +327,7 @@ def test_misuse_is_refused(recorder, rng):
         draw(tree, as_roles(a="main"), -1, rng)
     with pytest.raises(TrajtreeError, match="leaf a has no role"):
         draw(tree, {}, 1, rng)
+
+
+def test_an_empty_tree_draws_nothing(rng):
+    assert draw(Tree("x"), {}, None, rng) == []

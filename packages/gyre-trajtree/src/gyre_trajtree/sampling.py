@@ -90,10 +90,12 @@ class _Unmasked:
 
     def __init__(self, tree: Tree) -> None:
         self._first, self._after = _depth_first(tree)
-        self._left = np.zeros(len(tree), np.int64)
+        counts, left = [0] * len(tree), np.zeros(len(tree), np.int64)
         for node in tree.nodes:
-            above = self._left[self._first[node.parent.index]] if node.parent else 0
-            self._left[self._first[node.index]] = above + node.trainable_count
+            above = counts[node.parent.index] if node.parent else 0
+            counts[node.index] = above + node.trainable_count
+        left[self._first] = counts
+        self._left = left
         self._masked: dict[int, tuple[tuple[Node, ...], int]] = {}
         """For each masked node a path through it, and how many nodes of that path lead to it."""
 
