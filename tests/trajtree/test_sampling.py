@@ -10,6 +10,7 @@ from gyre_trajtree import (
     ROLES,
     RoleDecision,
     TrajtreeError,
+    Tree,
     dead_tips,
     draw,
     execution_rng,
