@@ -444,3 +444,19 @@ except ExportError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"{tmp_path / 'out'}: cannot be written: File too large\n"
     assert os.listdir(tmp_path) == []
+
+
+def documented_fields(title):
+    """Names in the first column of the table below a heading of docs/exports.md."""
+    text = (Path(__file__).parents[2] / "docs" / "exports.md").read_text()
+    (section,) = [part for part in text.split("\n## ") if part.startswith(title)]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    return [name.strip(" `") for row in rows for name in row.split("|")[1].split(",")]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_documentation_names_the_fields_that_are_written(tmp_path, format):
+    exported(branching_run(), format, tmp_path / "out")
+    fields = documented_fields("jsonl and parquet" if format in ("jsonl", "parquet") else format)
+    for row in rows_of(format, tmp_path / "out"):
+        assert sorted(row) == sorted(fields)
