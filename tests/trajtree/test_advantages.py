@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 from gyre_trajtree import RewardError, group_advantages
 from hypothesis import given
@@ -46,7 +47,19 @@ def test_seven_against_one():
     assert advantages[:7] == pytest.approx([-1 / math.sqrt(7)] * 7)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_rewards_magnitude_does_not_matter():
+    for scale in (1e-3, 1.0, 1e99):
+        advantages = group_advantages([0.0, scale, scale], "mean_std")
+        assert advantages == pytest.approx([-math.sqrt(2), math.sqrt(0.5), math.sqrt(0.5)])
+
+
+def test_rewards_may_be_any_real_number():
+    assert group_advantages([True, np.float32(0.5), 0]) == [0.5, 0.0, -0.5]
+
+
+@pytest.mark.parametrize(
+    "bad", [float("nan"), float("inf"), -float("inf"), np.float32("nan"), 10**400, 1e200, "1.0", [1.0]]
+)
 def test_a_reward_that_is_no_number_is_refused(bad):
     with pytest.raises(RewardError, match="unresolved"):
         group_advantages([1.0, bad])

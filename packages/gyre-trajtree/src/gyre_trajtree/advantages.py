@@ -5,11 +5,15 @@ Invariant: an unresolved execution (None) touches neither mean, deviation nor co
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
+from numbers import Real
 
 from gyre_trajtree.errors import RewardError
 
 SPREAD = 1e-6
 """Rewards that differ by less, relative to the largest magnitude or 1, count as equal."""
+LARGEST = 1e100
+"""Largest magnitude of a reward: sums of squares stay finite."""
 
 
 def group_advantages(rewards: Sequence[float | None], normalise: str = "mean") -> list[float | None]:
@@ -32,7 +36,12 @@ def group_advantages(rewards: Sequence[float | None], normalise: str = "mean") -
 
 
 def _finite(reward: float) -> float:
-    number = float(reward)
-    if not math.isfinite(number):
-        raise RewardError(f"reward {reward} is no finite number; record the assessment as unresolved instead")
+    number = math.nan
+    if isinstance(reward, Real):
+        with suppress(OverflowError):
+            number = float(reward)
+    if not abs(number) <= LARGEST:
+        raise RewardError(
+            f"reward {str(reward)[:40]} is no finite number up to {LARGEST:g}; record the assessment as unresolved instead"
+        )
     return number

@@ -28,7 +28,7 @@ REASONS = {
     "auxiliary": "only auxiliary leaves lie below, and these do not train",
     OVER_J_MAX: "on no drawn path: J_max trajectories were drawn without it",
     "unresolved": "the execution was assessed without a valid reward",
-    "placeholder": "the execution left nothing to assess; its reward of 0 counts in its group's mean alone",
+    "placeholder": "the execution left nothing to assess; its reward of 0 counts in its group's baseline alone",
     "unassessed": "the execution was never assessed, though others were",
     "not-consumed": "no training step took the execution",
     "late": "the call was recorded after its execution had closed",

@@ -35,6 +35,11 @@ class Trajectory:
     versions: np.ndarray
     """int32 [L]: weight version that sampled the token, -1 where not sampled or unknown."""
 
+    @property
+    def target_count(self) -> int:
+        """L_r. The sum over an execution's trajectories is L_i, over which its token losses are averaged."""
+        return int(np.count_nonzero(self.targets))
+
 
 @dataclass(slots=True, frozen=True)
 class RowPath:
@@ -92,6 +97,7 @@ class SharedRow:
 
     @property
     def target_count(self) -> int:
+        """The sum over an execution's rows is L_i, over which its token losses are averaged."""
         return int(np.count_nonzero(self.targets))
 
     def attention_mask(self) -> np.ndarray:
