@@ -3,7 +3,8 @@
     python benchmarks/trajtree.py [--repeats 5] [--tokens 1000000]
 
 `load` reads a run log of one execution of `tokens` unique tokens and builds its tree; `memory` is the most that was
-held meanwhile, over the size of the tree's arrays (ids and log-probs). `append` adds one call of 200 + 100 tokens to a
+held meanwhile, over the size of the tree's arrays (ids and log-probs). `by_prefix` builds a tree of as many unique
+tokens from whole prompts; for `memory` they are taken one at a time. `append` adds one call of 200 + 100 tokens to a
 tree of 200,000 tokens on one path, given its parent or its whole prompt. `draw` draws for 512 executions of 600 calls
 each, trees and roles made before: once in the shape of a run (compactions, sub-agents, forks), once with 300 leaves on
 one path. `rows` expands the draws of one execution of the first shape. `pack` packs 2,560 rows, sizes log-normal. Times
@@ -106,14 +107,14 @@ def read_and_build(log: Path) -> Tree:
         return Tree.from_calls(index.load("x").calls)
 
 
-def load_peak(log: Path) -> float:
-    """Most memory held while a log is loaded and built, over the size of the tree's arrays."""
+def peak(build: Callable[[], Tree]) -> float:
+    """Most memory held while a tree is built, over the size of its arrays."""
     tracemalloc.start()
-    tree = read_and_build(log)
-    _, peak = tracemalloc.get_traced_memory()
+    calls = [node.call for node in build().nodes]
+    _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    calls = [node.call for node in tree.nodes]
-    return peak / sum(each.input_ids.nbytes + each.output_ids.nbytes + each.logprobs.nbytes for each in calls)
+    arrays = sum(each.input_ids.nbytes + each.output_ids.nbytes + each.logprobs.nbytes for each in calls)
+    return round(most / arrays, 2)
 
 
 def load(folder: Path, unique: int, repeats: int) -> dict:
@@ -126,9 +127,32 @@ def load(folder: Path, unique: int, repeats: int) -> dict:
         result[form] = {
             "bytes": log.stat().st_size,
             "ms": median_ms(lambda log=log: read_and_build(log), repeats),
-            "memory": round(load_peak(log), 2),
+            "memory": peak(lambda log=log: read_and_build(log)),
         }
     return result
+
+
+def whole_prompts(unique: int, rng: np.random.Generator) -> Iterator[Call]:
+    """Five contexts of a fifth of the tokens each, every prompt written out, none naming its parent."""
+    each, path = unique // CALLS, tokens(0, rng)
+    for number in range(CALLS):
+        if number % (CALLS // 5) == 0:
+            path = tokens(0, rng)
+        prompt = np.concatenate((path, tokens(each - each // 3, rng)))
+        fresh = call(number, None, prompt, each // 3, rng)
+        path = np.concatenate((prompt, fresh.output_ids))
+        yield fresh
+
+
+def by_prefix(unique: int, repeats: int) -> dict:
+    memory = peak(lambda: Tree.from_calls(whole_prompts(unique, np.random.default_rng(0))))
+    calls = list(whole_prompts(unique, np.random.default_rng(0)))
+    prompt_tokens = sum(len(each.input_ids) for each in calls)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "ms": median_ms(lambda: Tree.from_calls(calls), repeats),
+        "memory": memory,
+    }
 
 
 def append(repeats: int) -> dict:
@@ -208,6 +232,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = {"load": load(Path(folder), options.tokens, options.repeats)}
+    result["by_prefix"] = by_prefix(options.tokens, options.repeats)
     result["append"] = append(options.repeats)
     result["draw"] = drawing(options.repeats)
     result["rows"] = rows(options.repeats)

@@ -85,7 +85,9 @@ def test_sampled_tokens_are_trained_or_excluded_with_a_reason(
 @given(
     st.lists(step, min_size=1, max_size=14),
     st.integers(0, 9),
-    st.sampled_from(["twice", "prompt", "untrainable", "token", "moved", "other execution", "unknown leaf"]),
+    st.sampled_from(
+        ["twice", "prompt", "untrainable", "token", "moved", "longer", "other execution", "unknown leaf"]
+    ),
     st.data(),
 )
 def test_a_tampered_trajectory_is_caught(new_recorder, steps, seed, harm, data):
@@ -106,6 +108,9 @@ def test_a_tampered_trajectory_is_caught(new_recorder, steps, seed, harm, data):
         row.ids[data.draw(st.integers(0, len(row.ids) - 1))] += 1
     elif harm == "moved":  # a sampled turn under a cleaner context
         row.ids, row.targets = row.ids[1:], row.targets[1:]
+    elif harm == "longer":
+        more = data.draw(st.integers(1, 3)) + tree[row.leaf].end - len(row.ids)
+        row.ids, row.targets = np.pad(row.ids, (0, more)), np.pad(row.targets, (0, more))
     elif harm == "other execution":
         row.execution = "y"
     else:

@@ -114,42 +114,53 @@ def _exclude_untrainable(node: Node, excluded: Counter[str]) -> None:
 
 def _trained_counts(tree: Tree, trajectories: Iterable[Draw | Trajectory]) -> list[int]:
     """Targets of each node, checked against the tree: no token twice, none untrainable, all in their context."""
-    used = [np.zeros(len(node.call.output_ids), np.int32) for node in tree.nodes]
+    used: dict[int, np.ndarray] = {}
     for trajectory in trajectories:
         if isinstance(trajectory, Draw):
-            for node, trains in zip(trajectory.path, trajectory.targets, strict=True):
-                used[_known(tree, node).index] += node.trainable & trains
+            _mark_draw(tree, trajectory, used)
         else:
-            _mark(tree, trajectory, used)
-    for node, counts in zip(tree.nodes, used, strict=True):
-        if np.any(counts > node.trainable):
-            raise AccountError(f"call {node.id}: a token trains twice or may not train at all")
-    return [int(counts.sum()) for counts in used]
+            _mark_row(tree, trajectory, used)
+    counts = [0] * len(tree)
+    for index, targets in used.items():
+        counts[index] = int(np.count_nonzero(targets))
+    return counts
 
 
-def _known(tree: Tree, node: Node) -> Node:
-    if node.index >= len(tree) or tree.nodes[node.index] is not node:
-        raise AccountError(f"call {node.id} of a draw is no call of execution {tree.execution}")
-    return node
+def _mark_draw(tree: Tree, drawn: Draw, used: dict[int, np.ndarray]) -> None:
+    for node, trains in zip(drawn.path, drawn.targets, strict=True):
+        if node.index >= len(tree) or tree.nodes[node.index] is not node:
+            raise AccountError(f"call {node.id} of a draw is no call of execution {tree.execution}")
+        if trains:
+            _mark(node, node.trainable, used)
 
 
-def _mark(tree: Tree, trajectory: Trajectory, used: list[np.ndarray]) -> None:
-    """Count a flat row's targets in `used`, by node."""
-    if trajectory.execution != tree.execution or trajectory.leaf not in tree:
-        raise AccountError(f"trajectory {trajectory.leaf} is of no call of execution {tree.execution}")
+def _mark_row(tree: Tree, row: Trajectory, used: dict[int, np.ndarray]) -> None:
+    if row.execution != tree.execution or row.leaf not in tree:
+        raise AccountError(f"trajectory {row.leaf} is of no call of execution {tree.execution}")
+    if len(row.ids) != len(row.targets) or len(row.ids) > tree[row.leaf].end:
+        raise AccountError(
+            f"trajectory {row.leaf}: ids and targets must be of one length, at most its path's"
+        )
     placed = 0
-    for node in tree.path(tree[trajectory.leaf]):
-        seen = np.concatenate((node.call.input_ids, node.call.output_ids))
-        ids = trajectory.ids[node.start : node.end]
-        if not np.array_equal(ids, seen[: len(ids)]):
-            raise AccountError(
-                f"trajectory {trajectory.leaf}: tokens differ from what call {node.id} recorded"
-            )
-        targets = trajectory.targets[node.output_start : node.end]
-        used[node.index][: len(targets)] += targets
-        placed += int(np.count_nonzero(targets))
-    if placed != np.count_nonzero(trajectory.targets):
-        raise AccountError(f"trajectory {trajectory.leaf}: a target lies outside what calls sampled")
+    for node in tree.path(tree[row.leaf]):
+        for start, recorded in ((node.start, node.call.input_ids), (node.output_start, node.call.output_ids)):
+            ids = row.ids[start : start + len(recorded)]
+            if not np.array_equal(ids, recorded[: len(ids)]):
+                raise AccountError(f"trajectory {row.leaf}: tokens differ from what call {node.id} recorded")
+        targets = row.targets[node.output_start : node.end]
+        if count := int(np.count_nonzero(targets)):
+            _mark(node, np.pad(targets, (0, len(node.trainable) - len(targets))), used)
+            placed += count
+    if placed != np.count_nonzero(row.targets):
+        raise AccountError(f"trajectory {row.leaf}: a target lies outside what calls sampled")
+
+
+def _mark(node: Node, targets: np.ndarray, used: dict[int, np.ndarray]) -> None:
+    """Note targets (bool [m] over the node's output) as trained."""
+    before = used.get(node.index)
+    if np.any(targets > node.trainable) or (before is not None and np.any(targets & before)):
+        raise AccountError(f"call {node.id}: a token trains twice or may not train at all")
+    used[node.index] = targets if before is None else before | targets
 
 
 def _eligible(tree: Tree, roles: Mapping[str, RoleDecision]) -> set[int]:
