@@ -149,7 +149,7 @@ class _Admission:
         """Why an execution trains nothing; None when it may train."""
         designated = recorded.designated
         if designated is not None and designated.status == "placeholder":
-            return "unresolved"
+            return "placeholder"
         if self.require_reward and recorded.reward is None:
             return "unresolved" if recorded.assessed else "unassessed"
         return None
