@@ -49,7 +49,7 @@ class _Run:
         end = self.end + len(tokens)
         if end - self._base > len(self._tokens):
             own = self.tokens(self.start, self.end)
-            self._tokens = np.empty((end - self.start) * 5 // 4 + _SPARE, np.int32)
+            self._tokens = np.empty((end - self.start) * 9 // 8 + _SPARE, np.int32)
             self._tokens[: len(own)] = own
             self._base = self.start
         self._tokens[self.end - self._base : end - self._base] = tokens
