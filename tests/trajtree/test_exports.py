@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -426,23 +427,24 @@ print(sorted({{"pyarrow", "torch", "pandas"}} & sys.modules.keys()))
     assert done.stdout == "[]\n"
 
 
+@pytest.fixture
+def small_disk():
+    """No file of this process may grow beyond 30 kB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 @pytest.mark.parametrize("format", ["jsonl", "parquet", "slime"])  # TRL's and verl's are written as jsonl is
-def test_a_disk_that_takes_no_more_is_told_in_one_line_and_leaves_nothing_behind(tmp_path, format):
-    code = f"""
-import resource, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from sampled_runs import call, recorded, opened
-from gyre_trajtree import Assessment, ExportError, export, sample_run
-tokens = [37 * i * i % 100_003 for i in range(50_000)]
-run = [opened("x", "g"), call("a", "x", [1], tokens), Assessment("x", "valid", 1.0)]
-resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
-try:
-    export(sample_run(recorded(run)), {format!r}, {str(tmp_path / "out")!r})
-except ExportError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{tmp_path / 'out'}: cannot be written: File too large\n"
+def test_a_disk_that_takes_no_more_is_told_in_one_line_and_leaves_nothing_behind(
+    tmp_path, format, small_disk
+):
+    tokens = [37 * i * i % 100_003 for i in range(50_000)]
+    run = [opened("x", "g"), call("a", "x", [1], tokens), Assessment("x", "valid", 1.0)]
+    with pytest.raises(ExportError) as refused:
+        export(sample_run(recorded(run)), format, tmp_path / "out")
+    assert str(refused.value) == f"{tmp_path / 'out'}: cannot be written: File too large"
     assert os.listdir(tmp_path) == []
 
 

@@ -230,7 +230,7 @@ def test_memory_holds_one_execution_and_a_bounded_number_of_tokens_before_it(mon
 
         def __iter__(self):
             made = []
-            for number in range(40):
+            for number in range(12):
                 fresh = [call(f"c{number}", f"e{number}", [1] * 50, list(range(50)))]
                 made.append(weakref.ref(fresh[0].input_ids))
                 held.append(sum(each() is not None for each in made))
@@ -239,6 +239,6 @@ def test_memory_holds_one_execution_and_a_bounded_number_of_tokens_before_it(mon
                 yield execution
                 del execution
 
-    assert sum(len(sample.trajectory.ids) for sample in sample_run(Index())) == 40 * 100
-    assert held[:40] == [1] * 40, "rewards are read from one execution after the other"
+    assert sum(len(sample.trajectory.ids) for sample in sample_run(Index())) == 12 * 100
+    assert held[:12] == [1] * 12, "rewards are read from one execution after the other"
     assert max(held) <= 1 + 3
