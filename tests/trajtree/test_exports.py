@@ -373,14 +373,16 @@ def test_an_unknown_format_is_refused_by_name(tmp_path):
 
 def test_targets_that_cannot_be_written_are_refused_in_one_line(tmp_path):
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ExportError, match="there is no folder"):
         export([sample()], "jsonl", tmp_path / "missing" / "out")
-    for overwrite in (False, True):
-        with pytest.raises(ExportError, match="is a folder"):
-            export([sample()], "jsonl", tmp_path / "folder", overwrite=overwrite)
+    for name in ("folder", "pipe"):
+        for overwrite in (False, True):
+            with pytest.raises(ExportError, match="no file that could be replaced"):
+                export([sample()], "jsonl", tmp_path / name, overwrite=overwrite)
     with pytest.raises(ExportError, match="cannot be written: File name too long"):
         export([sample()], "jsonl", tmp_path / ("n" * 300))
-    assert os.listdir(tmp_path) == ["folder"] and os.listdir(tmp_path / "folder") == []
+    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"] and os.listdir(tmp_path / "folder") == []
 
 
 def test_an_error_of_the_samples_passes_through_and_leaves_nothing_behind(tmp_path):

@@ -40,7 +40,9 @@ def replacing(target: Path, overwrite: bool) -> Iterator[BinaryIO]:
 def _check_free(target: Path, overwrite: bool) -> None:
     if not os.path.isdir(target.parent):
         raise ExportError(f"{target}: there is no folder {target.parent}; create it first")
-    if os.path.isdir(target):
-        raise ExportError(f"{target}: is a folder; name a file in it")
-    if os.path.exists(target) and not overwrite:
+    if not os.path.exists(target):
+        return
+    if not os.path.isfile(target):  # a device would be replaced by a file of its name
+        raise ExportError(f"{target}: is no file that could be replaced; name one")
+    if not overwrite:
         raise ExportError(f"{target}: already exists; give another name, or ask for it to be overwritten")
