@@ -18,40 +18,11 @@ from gyre_trajtree import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-
-step = st.fixed_dictionaries(
-    {
-        "target": st.integers(-1, 20),
-        "logprobs": st.lists(st.sampled_from([-0.5, -1.0, None]), max_size=4),
-        "finish": st.sampled_from(["stop", "stop", "length", "abort", "error"]),
-        "new": st.sampled_from([[1], [2], [1, 2]]),
-        "retries": st.booleans(),
-    }
-)
-
-
-def as_roles(**given):
-    return {leaf.replace("_", "-"): RoleDecision(role, 1.0, ()) for leaf, role in given.items()}
-
-
-def record(recorder, steps):
-    for i, s in enumerate(steps):
-        earlier = f"c{s['target'] % i}" if s["target"] >= 0 and i else None
-        parent = recorder.calls[int(earlier[1:])].parent if earlier and s["retries"] else earlier
-        recorder.call(
-            f"c{i}",
-            parent,
-            s["new"],
-            recorder.fresh(len(s["logprobs"])),
-            s["logprobs"],
-            finish=s["finish"],
-            attempt_of=earlier if s["retries"] else None,
-        )
-    return recorder.tree()
+from trajtree_steps import as_roles, record, steps
 
 
 @given(
-    st.lists(step, min_size=1, max_size=14),
+    steps,
     st.data(),
     st.sampled_from([0, 1, 2, 5, None]),
     st.booleans(),
@@ -83,7 +54,7 @@ def test_sampled_tokens_are_trained_or_excluded_with_a_reason(
 
 
 @given(
-    st.lists(step, min_size=1, max_size=14),
+    steps,
     st.integers(0, 9),
     st.sampled_from(
         ["twice", "prompt", "untrainable", "token", "moved", "longer", "other execution", "unknown leaf"]
@@ -92,8 +63,9 @@ def test_sampled_tokens_are_trained_or_excluded_with_a_reason(
 )
 def test_a_tampered_trajectory_is_caught(new_recorder, steps, seed, harm, data):
     recorder = new_recorder()
-    recorder.call("start", new=[3, 4], out=recorder.fresh(2))
     tree = record(recorder, steps)
+    recorder.call("certain", new=[3, 4], out=recorder.fresh(2))
+    tree.add(recorder.calls[-1])
     rows = sample_trajectories(tree, {n.id: RoleDecision("main", 1.0, ()) for n in tree.leaves()}, None,
                                execution_rng(seed, "x"))  # fmt: skip
     row = data.draw(st.sampled_from(rows))

@@ -18,12 +18,9 @@ from gyre_trajtree import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from trajtree_steps import as_roles, record, steps
 
 J_MAX = [1, 2, 5, None]
-
-
-def as_roles(**given):
-    return {leaf.replace("_", "-"): RoleDecision(role, 1.0, ()) for leaf, role in given.items()}
 
 
 class Reference:
@@ -85,35 +82,8 @@ def targets_of(drawn):
     )
 
 
-step = st.fixed_dictionaries(
-    {
-        "target": st.integers(-1, 20),
-        "logprobs": st.lists(st.sampled_from([-0.5, -1.0, None]), max_size=4),
-        "finish": st.sampled_from(["stop", "stop", "length", "abort", "error"]),
-        "new": st.sampled_from([[1], [2], [1, 2]]),
-        "retries": st.booleans(),
-    }
-)
-
-
-def record(recorder, steps):
-    for i, s in enumerate(steps):
-        earlier = f"c{s['target'] % i}" if s["target"] >= 0 and i else None
-        parent = recorder.calls[int(earlier[1:])].parent if earlier and s["retries"] else earlier
-        recorder.call(
-            f"c{i}",
-            parent,
-            s["new"],
-            recorder.fresh(len(s["logprobs"])),
-            s["logprobs"],
-            finish=s["finish"],
-            attempt_of=earlier if s["retries"] else None,
-        )
-    return recorder.tree()
-
-
 @given(
-    st.lists(step, min_size=1, max_size=14),
+    steps,
     st.data(),
     st.sampled_from([0, *J_MAX]),
     st.booleans(),
@@ -139,7 +109,7 @@ def test_every_draw_follows_the_rule(new_recorder, steps, data, j_max, auxiliary
     assert len(drawn) == j_max or (not rule.choices(unmasked) and (j_max is None or len(drawn) < j_max))
 
 
-@given(st.lists(step, min_size=1, max_size=14), st.sampled_from(J_MAX), st.integers(0, 9))
+@given(steps, st.sampled_from(J_MAX), st.integers(0, 9))
 def test_targets_are_disjoint(new_recorder, steps, j_max, seed):
     tree = record(new_recorder(), steps)
     roles = {leaf.id: RoleDecision("main", 1.0, ()) for leaf in tree.leaves()}

@@ -243,7 +243,7 @@ def _row_path(drawn: Draw, segment: int, length: int) -> RowPath:
 def _length(drawn: Draw) -> int:
     """Tokens of a drawn path up to its last target."""
     for node, trains in zip(reversed(drawn.path), reversed(drawn.targets), strict=True):
-        if trains:
+        if trains and node.trainable_count:
             return node.output_start + int(np.flatnonzero(node.trainable)[-1]) + 1
     raise TrajtreeError(f"the draw of {drawn.path[-1].id} has no target; `draw` never gives such a draw")
 
