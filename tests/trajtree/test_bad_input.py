@@ -11,13 +11,16 @@ from gyre_trajtree import (
     Event,
     Execution,
     Header,
+    Ledger,
     RecordError,
     RunLogIndex,
+    RunLogWriter,
     TrajtreeError,
     Unknown,
     executions,
     from_line,
     read_run_log,
+    sample_run,
     to_line,
 )
 from hypothesis import given
@@ -61,7 +64,6 @@ BAD_CALLS = [
     ({"input_ids": {"b64": "AAAAAA=="}}, "i4"),
     ({"input_ids": {"b64": "AAAAAA==", "dtype": "i4", "encoding": "zstd"}}, "i4"),
     ({"input_ids": {"b64": "/////w==", "dtype": "i4"}}, "outside"),
-    ({"input_ids": []}, "without a prompt"),
     ({"logprobs": [-1.0]}, "1 logprobs for 2 output_ids"),
     ({"logprobs": [-1.0, -2.0, -3.0]}, "3 logprobs for 2 output_ids"),
     ({"logprobs": []}, "0 logprobs for 2 output_ids"),
@@ -269,8 +271,9 @@ def test_numpy_scalars_are_numbers_and_rounding_above_zero_is_no_fault():
     assert from_line(to_line(Call("c", "x", [np.int32(1)], [2], logprobs=[np.float32(1e-3)]))).logprobs[0] > 0
 
 
-def test_empty_outputs_and_inherited_prompts_are_calls():
+def test_empty_outputs_and_empty_prompts_are_calls():
     assert len(from_line(orjson.dumps(GOOD["call"] | {"output_ids": []})).output_ids) == 0
+    assert len(from_line(orjson.dumps(GOOD["call"] | {"input_ids": []})).output_ids) == 2
     assert len(from_line(orjson.dumps(GOOD["call"] | {"output_ids": [], "input_ids": []})).input_ids) == 0
     assert len(from_line(orjson.dumps(GOOD["call"] | {"parent": "b", "input_ids": []})).output_ids) == 2
 
@@ -363,3 +366,114 @@ def _writable(raw):
     except TypeError:
         return False
     return True
+
+
+def call(name, parent=None, execution="x", prompt=(1, 2), output=(3,), **fields):
+    logprobs = [-0.5] * len(output)
+    return Call(name, execution, list(prompt), list(output), parent=parent, logprobs=logprobs, **fields)
+
+
+CLOSED = Execution("x", "closed")
+VALID = Assessment("x", "valid", 1.0)
+
+BAD_RUNS = [
+    ([call("a"), call("a", output=(4, 5))], {"rejected": 2}),
+    ([call("a"), call("b", "missing", output=(4, 5))], {"rejected": 2}),
+    ([call("a", "b"), call("b", "a", output=(4, 5))], {"rejected": 3}),
+    ([call("a", "a"), call("b", "a")], {"rejected": 2}),
+    ([call("b", "a", output=(4, 5)), call("a")], {"rejected": 2}),
+    ([call("a"), CLOSED, call("b", "a", output=(4, 5))], {"late": 2}),
+    ([call("a"), CLOSED, call("a", output=(4, 5)), call("c", "c")], {"late": 3}),
+    ([CLOSED, call("a")], {"late": 1}),
+    ([call("a"), call("b", "a", output=())], {}),
+    ([call("a", prompt=(), output=(4, 5))], {"no-context": 1}),
+    ([call("a", prompt=(), output=()), call("b", "a", prompt=(), output=(4, 5))], {"no-context": 1}),
+    ([call("a", finish="error", output=(4, 5)), call("b")], {"error": 2}),
+    ([Call("a", "x", [1], [2, 3], logprobs=[None, -1.0]), call("b")], {"no-logprob": 1}),
+    ([Assessment("x", "unresolved"), call("a", output=(4, 5))], {"unresolved": 2}),
+]
+
+
+@pytest.mark.parametrize("records, excluded", BAD_RUNS)
+def test_calls_that_join_no_tree_or_train_nothing_are_excluded_with_a_reason(tmp_path, records, excluded):
+    """The rest of the execution trains as if they were not there; every token is in the ledger."""
+    assessed = any(isinstance(record, Assessment) for record in records)
+    ledger = sampled(tmp_path / "run.jsonl", records if assessed else [*records, VALID])
+    assert dict(ledger.excluded) == excluded
+    calls = [record for record in records if isinstance(record, Call)]
+    assert ledger.sampled == sum(len(each.output_ids) for each in calls)
+    assert ledger.trained == ledger.sampled - sum(excluded.values())
+
+
+odd_evidence = st.dictionaries(
+    st.sampled_from(
+        [
+            "system",
+            "tools",
+            "first_user",
+            "last_user",
+            "opening",
+            "messages",
+            "spawns",
+            "text",
+            "tool_calls",
+            "echoes",
+        ]
+        + ["kind", "session", "agent", "parent", "subagent"]
+    ),
+    json_values,
+    max_size=6,
+)
+
+
+@st.composite
+def odd_calls(draw):
+    name = st.sampled_from(["a", "b", "c", "d", "e"])
+    output = draw(st.lists(st.integers(0, 3), max_size=3))
+    return Call(
+        draw(name),
+        draw(st.sampled_from(["x", "x", "x", "y"])),
+        draw(st.lists(st.integers(0, 3), max_size=4)),
+        output,
+        parent=draw(st.none() | name),
+        logprobs=draw(
+            st.none()
+            | st.lists(st.sampled_from([None, -1.0, 0.0]), min_size=len(output), max_size=len(output))
+        ),
+        finish=draw(st.sampled_from(["stop", "length", "abort", "error"])),
+        attempt_of=draw(st.none() | name),
+        evidence=draw(odd_evidence),
+        hints=draw(odd_evidence),
+    )
+
+
+odd_records = st.one_of(
+    odd_calls(),
+    odd_calls(),
+    st.builds(Execution, st.sampled_from("xy"), st.sampled_from(["opened", "closed"])),
+    st.builds(Assessment, st.sampled_from("xy"), st.just("valid"), st.sampled_from([0.0, 1.0])),
+    st.builds(Assessment, st.sampled_from("xy"), st.sampled_from(["unresolved", "placeholder"])),
+)
+
+
+@given(st.lists(odd_records, max_size=10), st.sampled_from([None, 1, 5]), st.booleans())
+def test_whatever_a_log_holds_every_sampled_token_is_trained_or_excluded(
+    tmp_path_factory, records, j_max, auxiliary
+):
+    path = tmp_path_factory.getbasetemp() / "odd.jsonl"
+    path.unlink(missing_ok=True)
+    ledger = sampled(path, records, j_max=j_max, train_auxiliary=auxiliary)
+    assert ledger.sampled == sum(len(each.output_ids) for each in records if isinstance(each, Call))
+
+
+def sampled(path, records, **settings):
+    """The ledger of a whole run; its samples' targets are the tokens that it calls trained."""
+    ledger = Ledger()
+    with RunLogWriter(path) as log:
+        for record in records:
+            log.append(record)
+    with RunLogIndex(path) as index:
+        samples = list(sample_run(index, ledger=ledger, **settings))
+    ledger.check()
+    assert ledger.trained == sum(int(np.count_nonzero(sample.trajectory.targets)) for sample in samples)
+    return ledger

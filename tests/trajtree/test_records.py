@@ -29,7 +29,7 @@ def calls(draw):
         id=draw(name),
         execution=draw(name),
         parent=draw(st.none() | name),
-        input_ids=draw(st.lists(token, min_size=1, max_size=8)),
+        input_ids=draw(st.lists(token, max_size=8)),
         output_ids=output,
         logprobs=draw(st.none() | st.lists(logprob, min_size=len(output), max_size=len(output))),
         versions=draw(st.sampled_from([[], [[3, 0, cut], [4, cut, len(output)]]])),

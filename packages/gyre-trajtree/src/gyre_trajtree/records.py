@@ -85,8 +85,9 @@ class Call:
     id: str
     execution: str
     input_ids: np.ndarray
-    """int32 [n]: tokens after the parent's path; the whole prompt when `parent` is None. A call without a parent that
-    sampled anything has a prompt: the first token of a path is sampled from nothing, so it could not train."""
+    """int32 [n]: tokens after the parent's path; the whole prompt when `parent` is None. Nothing predicts the first token
+    of a path, so a sampled one there never trains.
+    """
     output_ids: np.ndarray
     """int32 [m]: tokens sampled by the engine, nothing else."""
     parent: str | None = None
@@ -120,10 +121,6 @@ class Call:
         for moment, seconds in self.time.items():
             if not _is_number(seconds) and seconds is not None:
                 raise RecordError(f"call: time {moment!r} must be unix seconds or null, not {seconds!r}")
-        if self.parent is None and not len(self.input_ids) and len(self.output_ids):
-            raise RecordError(
-                "call: output_ids without a prompt; put the whole prompt into input_ids, or name the parent"
-            )
 
     def token_versions(self) -> np.ndarray:
         """int32 [m]: the weight version that sampled each output token, -1 where unknown."""
