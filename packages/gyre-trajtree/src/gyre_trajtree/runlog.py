@@ -37,7 +37,7 @@ class RunLogWriter:
 
     Safe to use from several threads and processes. `packed` writes token arrays as base64. An appended record survives
     the death of every process (`flush` "process"), or the loss of power as well ("disk": one fdatasync for each record,
-    0.2 ms and more instead of 0.01 ms). Opening a compressed log reads it through once, to find where its whole
+    0.3 ms more on a local disk). Opening a compressed log reads it through once, to find where its whole
     frames end. Raises RunLogError when the path cannot be written or holds something else than a run log.
     """
 
