@@ -3,10 +3,10 @@
     python benchmarks/runlog.py [--repeats 5] [--tokens 1000000] [--index-mb 512]
 
 The log is one execution of `tokens` unique tokens in calls of 1,200 read and 600 sampled tokens. For each form (the
-compressed ones hold packed arrays): `mb` on disk; `append_us` for one call; `load_s` of `read_run_log` and `executions`; `memory`, the most that loading held, over
-the size of what it gives (ids, log-probs). `index` is the pass of `RunLogIndex` over a plain log of `index-mb`: its speed
-and the memory it leaves. `flush` is an append with and without fdatasync (`os.write` alone beside it). Times are
-medians. The last line is one JSON object.
+compressed ones hold packed arrays): `mb` on disk; `append_us` for one call; `load_s` of `read_run_log` and `executions`;
+`memory`, the most that loading held, over the size of what it gives (ids, log-probs). `index` is the pass of `RunLogIndex`
+over a plain log of `index-mb`: its speed and the memory it leaves. `flush` is an append with and without fdatasync
+(`os.write` alone beside it). Times are medians. The last line is one JSON object.
 """
 
 import argparse

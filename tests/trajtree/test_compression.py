@@ -96,17 +96,25 @@ def test_a_torn_header_leaves_an_empty_log(path):
         assert write(path, "a") and names(path) == ["a"]
 
 
-def test_a_frame_torn_while_the_log_is_open_is_cut_before_the_next_append(path):
+def test_a_frame_torn_while_the_log_is_open_is_cut_before_the_next_append(path, suffix):
     with RunLogWriter(path) as log, RunLogWriter(path) as other:
         log.append(Event("a", 1.0))
         other.append(Event("b", 1.0))
-        size = path.stat().st_size
-        log.append(Event("c" * 40, 1.0))
-        torn = path.read_bytes()[: size + 20]
-        path.write_bytes(torn)
+        with open(path, "ab") as killed:
+            killed.write(COMPRESS[suffix](to_line(Event("c" * 40, 1.0)))[:20])
         other.append(Event("d", 1.0))
         log.append(Event("e", 1.0))
     assert names(path) == ["a", "b", "d", "e"]
+
+
+def test_a_log_that_shrank_under_its_writer_is_not_written_on(path):
+    with RunLogWriter(path) as log:
+        log.append(Event("a", 1.0))
+        before = path.read_bytes()[:-30]
+        path.write_bytes(before)
+        with pytest.raises(RunLogError, match="shrank"):
+            log.append(Event("b", 1.0))
+    assert path.read_bytes() == before
 
 
 def test_several_processes_append_whole_frames_to_one_log(path):

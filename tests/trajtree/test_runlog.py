@@ -217,6 +217,7 @@ def test_a_disk_that_does_not_sync_is_an_error_of_its_own(tmp_path, monkeypatch)
     monkeypatch.setattr(os, "fdatasync", fail)
     with log, pytest.raises(RunLogError, match="did not reach the disk"):
         log.append(Event("a", 1.0))
+    assert names(tmp_path / "run.jsonl") == []
 
 
 def test_unusable_paths_are_refused_in_one_line(tmp_path):

@@ -130,6 +130,8 @@ class RunLogWriter:
         """Size of the log after repairing a torn tail; under the lock nobody is in the middle of a line."""
         size = os.fstat(self._fd).st_size
         if self._codec:
+            if size < self._whole:
+                raise RunLogError(f"{self.path}: the run log shrank below what was written; open it anew")
             return size if size == self._whole else self._repair_frames()
         if size == 0 or os.pread(self._fd, 1, size - 1) == b"\n":
             return size
@@ -171,15 +173,16 @@ class RunLogWriter:
         if written != len(data):
             os.ftruncate(self._fd, size)
             raise self._full()
-        self._whole = size + len(data)
         if self._to_disk:
-            self._sync()
+            self._sync(size)
+        self._whole = size + len(data)
         return self._whole
 
-    def _sync(self) -> None:
+    def _sync(self, size: int) -> None:
         try:
             os.fdatasync(self._fd)
         except OSError as error:
+            os.ftruncate(self._fd, size)
             raise RunLogError(f"{self.path}: the record did not reach the disk: {error.strerror}") from error
 
     def _full(self) -> RunLogFull:
