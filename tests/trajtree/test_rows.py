@@ -257,6 +257,14 @@ def test_branches_of_one_subtree_go_together_before_strangers(recorder, rng):
     assert [len(row) for row in rows] == [64, 64]
 
 
+def test_a_path_that_shares_nothing_goes_where_it_leaves_the_least_room(recorder, rng):
+    for name, length in (("a", 60), ("b", 50), ("c", 45), ("d", 5)):
+        recorder.call(name, new=recorder.fresh(length - 1), out=recorder.fresh(1))
+    tree = recorder.tree()
+    rows = shared_rows(tree, draw(tree, main("a", "b", "c", "d"), None, rng), 100)
+    assert sorted("".join(sorted(path.leaf for path in row.paths)) for row in rows) == ["a", "bcd"]
+
+
 def test_a_thousand_calls_deep_and_wide(rng):
     calls = [
         Call(
@@ -278,8 +286,11 @@ def test_no_draws_make_no_rows_and_misuse_is_refused(recorder, rng):
     assert sample_trajectories(tree, main("a"), 0, rng) == []
     with pytest.raises(TrajtreeError, match="budget"):
         shared_rows(tree, [], 0)
-    with pytest.raises(TrajtreeError, match="no target"):
-        flat_row("x", Draw("main", (tree["a"],), (False,)))
+    recorder.call("failed", finish="error")
+    failed = tree.add(recorder.calls[-1])
+    for node, trains in ((tree["a"], False), (failed, True)):
+        with pytest.raises(TrajtreeError, match="no target"):
+            flat_row("x", Draw("main", (node,), (trains,)))
 
 
 def test_injected_assistant_text_is_context_only(recorder, rng):

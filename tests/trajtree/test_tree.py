@@ -11,16 +11,21 @@ tokens = st.lists(few, max_size=3)
 steps = st.lists(st.tuples(st.integers(-1, 20), tokens, tokens), min_size=1, max_size=14)
 
 
-def record(recorder, steps, fresh=False):
+def record(recorder, steps, fresh=False, stretch=1):
     """Calls that extend an earlier call (or none, -1) by new tokens and sample an output.
 
-    `fresh` makes every sampled token one of its own, so that a prompt extends one path only.
+    `fresh` makes every sampled token one of its own, so that a prompt extends one path only. `stretch` repeats each token.
     """
     for i, (target, new, out) in enumerate(steps):
         parent = f"c{target % i}" if target >= 0 and i else None
         new = new or ([] if parent and recorder.seen[parent][0] else [0])
-        recorder.call(f"c{i}", parent, new, recorder.fresh(len(out)) if fresh else out)
+        out = recorder.fresh(len(out)) if fresh else out
+        recorder.call(f"c{i}", parent, stretched(new, stretch), stretched(out, stretch))
     return recorder.tree()
+
+
+def stretched(tokens, times):
+    return [token for token in tokens for _ in range(times)]
 
 
 def path_of(recorder, name):
@@ -62,13 +67,20 @@ def test_a_whole_prompt_attaches_to_the_latest_of_the_longest_paths_that_it_exte
         assert (node.parent.index if node.parent else None) == expected
 
 
-@given(steps, st.booleans(), st.lists(st.lists(few, max_size=12), max_size=6), st.integers(0, 13))
+@given(
+    steps,
+    st.booleans(),
+    st.lists(st.lists(few, max_size=12), max_size=6),
+    st.integers(0, 13),
+    st.sampled_from([1, 1, 200]),
+)
 def test_any_prompt_finds_its_longest_prefix_however_the_tree_was_built(
-    new_recorder, steps, whole_prompts, prompts, early
+    new_recorder, steps, whole_prompts, prompts, early, stretch
 ):
     """Searches between the appends too: each one must see all calls so far and disturb none that follow."""
     recorder = new_recorder(whole_prompts)
-    record(recorder, steps)
+    record(recorder, steps, stretch=stretch)
+    prompts = [stretched(prompt, stretch) for prompt in prompts]
     tree = Tree("x")
     for number, call in enumerate(recorder.calls):
         tree.add(call)
@@ -154,6 +166,16 @@ def test_equal_outputs_of_two_calls_stay_two_nodes_and_the_latest_is_extended(ne
     tree = recorder.tree()
     assert [root.id for root in tree.roots] == ["a", "b"]
     assert tree["c"].parent is tree["b"]
+
+
+def test_the_latest_of_equal_paths_is_found_below_a_branch_too(new_recorder):
+    recorder = new_recorder(whole_prompts=True)
+    recorder.call("a", new=[1], out=[2])
+    recorder.call("b", "a", new=[3, 3], out=[4])
+    recorder.call("c", "a", new=[5], out=[6])
+    recorder.call("d", new=[1], out=[2])
+    tree = recorder.tree()
+    assert [tree.longest_prefix(np.array([1, 2, last], np.int32)).id for last in (3, 5, 9)] == ["d", "d", "d"]
 
 
 def test_a_prompt_never_extends_a_call_that_sampled_nothing(new_recorder):
