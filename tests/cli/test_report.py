@@ -104,15 +104,3 @@ def test_an_event_that_no_run_writes_is_named(run_dir, fields):
 def test_a_configuration_in_another_encoding_is_shown(run_dir):
     (run_dir / "config.toml").write_bytes(b"seed = 1 # \xe9")
     assert "seed = 1" in write_report(run_dir).read_text()
-
-
-def test_ids_are_shown_as_they_are(tmp_path, capsys):
-    from gyre_cli.trees import inspect_log, show
-    from gyre_trajtree import Call
-
-    with RunLogWriter(tmp_path / "run.jsonl") as log:
-        log.append(Call("[/]", "task:bug:[/bold][red]7", [1], [2], logprobs=[-1.0]))
-    result = inspect_log(tmp_path / "run.jsonl")
-    show(tmp_path / "run.jsonl", result, None)
-    show(tmp_path / "run.jsonl", result, "task:bug:[/bold][red]7")
-    assert capsys.readouterr().out.count("task:bug:[/bold][red]7") == 3

@@ -7,12 +7,14 @@ from gyre_trajtree import (
     Call,
     Event,
     Execution,
+    Ledger,
     RunLogIndex,
     RunLogWriter,
     Tree,
     executions,
     inspect,
     read_run_log,
+    sample_run,
     summarise,
     tree_digest,
 )
@@ -102,12 +104,30 @@ def test_an_unresolved_execution_trains_nothing(run):
 
 
 @pytest.mark.parametrize(
-    ("needs_reward", "excluded"), [(True, {"unassessed": 1}), (False, {})], ids=["needed", "not needed"]
+    ("require_reward", "excluded"), [(True, {"unassessed": 1}), (False, {})], ids=["needed", "not needed"]
 )
-def test_an_unassessed_execution_trains_only_where_no_reward_is_needed(needs_reward, excluded):
+def test_an_unassessed_execution_trains_only_where_no_reward_is_needed(require_reward, excluded):
     recorded = executions([Call("a", "x", [1], [2], logprobs=[-1.0])])["x"]
-    row = inspect(recorded, needs_reward=needs_reward).summary()
+    row = inspect(recorded, require_reward=require_reward).summary()
     assert row["excluded_tokens"] == excluded and row["trained_tokens"] == 1 - len(excluded)
+
+
+@pytest.mark.parametrize("j_max", [1, 2, None])
+def test_an_inspection_shows_what_sampling_trains(run, j_max):
+    with RunLogWriter(run) as log:
+        log.append(Call("p", "p", [1], [2, 3], logprobs=[-1.0, -1.0]))
+        log.append(Assessment("p", "placeholder"))
+        log.append(Call("late", "x", [1], [2], logprobs=[-1.0]))
+        log.append(Call("b", "y", [1], [2], parent="nowhere", logprobs=[-1.0]))
+        log.append(Call("u", "u", [1], [2], logprobs=[-1.0]))
+    ledger = Ledger()
+    with RunLogIndex(run) as index:
+        samples = list(sample_run(index, j_max=j_max, seed=3, ledger=ledger))
+    totals = summary_of(run, j_max=j_max, seed=3, require_reward=True)["totals"]
+    assert totals["sampled_tokens"] == ledger.sampled and totals["trained_tokens"] == ledger.trained
+    assert totals["excluded_tokens"] == dict(ledger.excluded)
+    assert totals["trajectories"] == len(samples)
+    assert set(ledger.excluded) >= {"late", "rejected", "unresolved", "unassessed", "no-logprob"}
 
 
 def test_calls_that_join_no_tree_are_counted_apart():

@@ -45,6 +45,18 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="a.b=c", help="Override one setting of --dry-run; repeatable."),
 ]
+RunLog = Annotated[Path, typer.Argument(metavar="RUN.jsonl", help="A run log; .gz and .zst are read too.")]
+JMax = Annotated[
+    int, typer.Option("--j-max", min=0, help="Most trajectories drawn of an execution; 0 takes all.")
+]
+SampleSeed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the draws.")]
+Normalise = Annotated[
+    str, typer.Option("--normalise", metavar="NAME", help="Advantages within a group: mean or mean_std.")
+]
+Auxiliary = Annotated[
+    bool, typer.Option("--auxiliary", help="Let titles, probes and other side requests train too.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file that is written.")]
 
 
 def emit(result: dict[str, Any]) -> None:
@@ -190,15 +202,99 @@ def engine_serve(
 
 @tree_app.command("inspect")
 def tree_inspect(
-    log: Annotated[Path, typer.Argument(help="A run.jsonl.")],
-    execution: Annotated[str | None, typer.Option(help="Only this execution, drawn as a tree.")] = None,
+    log: RunLog,
+    execution: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID", help="Only this execution, drawn as a tree; the beginning of its id will do."
+        ),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Draw every strand of the tree instead of counting the small ones.")
+    ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Also write a page: tree, search, text, tokens, masks, log-probs of each call.",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder with the tokenizer.json that turns the page's token ids into text."
+        ),
+    ] = None,
+    force: Force = False,
+    j_max: JMax = 5,
+    seed: SampleSeed = 0,
     json: Json = False,
 ) -> None:
-    """Show the trajectory trees of a run log."""
-    from gyre_cli.trees import inspect_log, show
+    """Show what a run log holds: trees, roles, why branches begin, and what training would take of them.
 
-    result = inspect_log(log, execution)
-    emit(result) if json else show(log, result, execution)
+    A strand is one conversation from its first call to a leaf. Its line tells: calls; tokens that no other strand
+    stores; the share of them that other paths read too; tokens the model sampled; the shares of these that train and
+    that are masked; role of the leaf and how sure it is; ◆n for the n-th trajectory drawn; why the strand begins.
+    """
+    from gyre_cli.trees import Look, inspect_log
+
+    result = inspect_log(Look(log, execution, j_max, seed, full, html, force, tokenizer), json)
+    if json:
+        emit(result)
+
+
+@tree_app.command("sample")
+def tree_sample(
+    log: RunLog,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="JSON Lines, a trajectory each; without it, only counts."
+        ),
+    ] = None,
+    j_max: JMax = 5,
+    seed: SampleSeed = 0,
+    normalise: Normalise = "mean",
+    auxiliary: Auxiliary = False,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Draw the trajectories that training takes of a run log, and account for every token the model sampled.
+
+    By role priority, at most --j-max of each execution; an output that two trajectories share trains in one of them.
+    Executions without a valid reward are left out if the log assesses any.
+    """
+    from gyre_cli.trees import Sampling, sample_log
+
+    result = sample_log(Sampling(log, "jsonl", output, j_max, seed, normalise, auxiliary, force), json)
+    if json:
+        emit(result)
+
+
+@tree_app.command("export")
+def tree_export(
+    log: RunLog,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write.")],
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="NAME", help="parquet or jsonl; trl, verl or slime: what that project loads."
+        ),
+    ],
+    j_max: JMax = 5,
+    seed: SampleSeed = 0,
+    normalise: Normalise = "mean",
+    auxiliary: Auxiliary = False,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Write the same trajectories in a format that other projects load; docs/exports.md has the schemas."""
+    from gyre_cli.trees import Sampling, sample_log
+
+    result = sample_log(Sampling(log, format, output, j_max, seed, normalise, auxiliary, force), json)
+    if json:
+        emit(result)
 
 
 @schedule_app.command("simulate")

@@ -1,82 +1,134 @@
-"""`gyre tree inspect`: what a run log holds, as a table for people or an object for machines."""
+"""The commands `gyre tree inspect | sample | export`: a run log shown, sampled, handed to other projects."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gyre_trajtree import ROLES, TrajtreeError, Tree, executions, infer_roles, inspect, read_run_log
+from gyre_trajtree import ROLES, Inspection, Ledger, inspect, sample_run, summarise
+from gyre_trajtree.errors import RunLogCorrupt
+from gyre_trajtree.exports import export
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-from rich.tree import Tree as Picture
 
-from gyre_cli.errors import MisuseError
-
-SHOWN = 40
-"""Executions that the table lists before it only counts them."""
+from gyre_cli.runlogs import Watched, chosen, opened, refuse_existing, warn_of
+from gyre_cli.tokentexts import TokenTexts
+from gyre_cli.treepage import tree_page
+from gyre_cli.treeview import show_execution, show_executions, show_sampling
 
 
-def inspect_log(log: Path, execution: str | None = None) -> dict[str, Any]:
-    """Summaries of the executions of a run log. Raises MisuseError for a log that cannot be read."""
-    if log.exists() and not log.is_file():
-        raise MisuseError(f"{log} is not a file")
-    try:
-        result = inspect(read_run_log(log), execution)
-    except TrajtreeError as error:
-        raise MisuseError(str(error)) from None
-    if execution is not None and not result["executions"]:
-        raise MisuseError(f"{log} holds no execution {execution!r}")
+@dataclass(frozen=True)
+class Look:
+    """What `gyre tree inspect` was asked for."""
+
+    log: Path
+    execution: str | None = None
+    """An id or the beginning of one; None for all executions."""
+    j_max: int = 5
+    """Trajectories that training would draw from an execution; 0 takes all."""
+    seed: int = 0
+    full: bool = False
+    html: Path | None = None
+    force: bool = False
+    tokenizer: Path | None = None
+
+
+def inspect_log(look: Look, as_json: bool) -> dict[str, Any]:
+    """Summaries of the executions of a run log (`summarise`), also printed for people unless `as_json`.
+
+    Lines that cannot be read are named on standard error and under "corrupt_lines"; the rest is shown.
+    """
+    if look.html:
+        refuse_existing(look.html, look.force)
+    corrupt: list[RunLogCorrupt] = []
+    texts = TokenTexts(look.tokenizer) if look.tokenizer else None
+    with ExitStack() as stack:
+        index = stack.enter_context(opened(look.log, corrupt))
+        ids = index.ids if look.execution is None else [chosen(index, look.execution)]
+        page = look.html and stack.enter_context(tree_page(look.html, look.log.name, texts, look.force))
+        require_reward = any(each.assessed for each in index)
+        only: list[Inspection] = []
+
+        def inspections() -> Iterator[Inspection]:
+            for recorded in Watched(index, ids, "inspecting"):
+                found = inspect(recorded, look.j_max or None, look.seed, require_reward)
+                if page:
+                    page.add(found)
+                if len(ids) == 1:
+                    only.append(found)
+                yield found
+
+        result = summarise(inspections())
+    result["corrupt_lines"] = warn_of(corrupt)
+    if look.html:
+        result["html"] = str(look.html)
+    if not as_json:
+        _show(result, only, look)
     return result
 
 
-def show(log: Path, result: dict[str, Any], execution: str | None) -> None:
-    """Print what `inspect_log` found; one execution is drawn as a tree."""
-    console = Console()
-    if execution is not None:
-        console.print(draw(log, execution))
-    table = Table(box=None, header_style="dim")
-    table.add_column("execution", no_wrap=True)
-    for name in ("reward", "calls", "unique", "expanded"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("leaves by role")
-    for row in result["executions"][:SHOWN]:
-        table.add_row(Text(row["id"]), *_figures(row, row["reward"]))
-    totals = result["totals"]
-    table.add_row(f"all {totals['executions']:,}", *_figures(totals, totals["mean_reward"]), style="bold")
-    console.print(table)
-    console.print("unique: tokens of the tree; expanded: of all its paths written out", style="dim")
-    if execution is None:
-        more = len(result["executions"]) - SHOWN
-        rest = f"; {more:,} more executions with --json" if more > 0 else ""
-        console.print(f"one execution as a tree: --execution ID{rest}", style="dim")
+@dataclass(frozen=True)
+class Sampling:
+    """What `gyre tree sample` and `gyre tree export` were asked for."""
+
+    log: Path
+    format: str
+    target: Path | None
+    """None only counts."""
+    j_max: int = 5
+    """Most trajectories of an execution; 0 takes all."""
+    seed: int = 0
+    normalise: str = "mean"
+    train_auxiliary: bool = False
+    force: bool = False
 
 
-def draw(log: Path, execution: str) -> Picture:
-    """The calls of one execution as a tree: tokens read + sampled, finish, versions, roles at the leaves."""
-    calls = executions(read_run_log(log))[execution].calls
-    if not calls:
-        return Picture(Text(f"{execution} made no calls", style="bold"))
-    tree = Tree.from_calls(calls)
-    roles = infer_roles(tree)
-    picture = Picture(Text(execution, style="bold"))
-    places: dict[int, Picture] = {}
-    for node in tree.nodes:
-        call = node.call
-        label = Text(
-            f"{call.id[:12]}  +{len(call.input_ids)} read, {len(call.output_ids)} sampled, {call.finish}"
+def sample_log(wanted: Sampling, as_json: bool) -> dict[str, Any]:
+    """Draw the samples of a run log as training does, write them, account for every sampled token.
+
+    Prints the account for people unless `as_json`. Nothing is written unless the whole log can be read and the
+    account holds.
+    """
+    if wanted.target:
+        refuse_existing(wanted.target, wanted.force)
+    ledger = Ledger()
+    with opened(wanted.log) as index:
+        samples = sample_run(
+            Watched(index, index.ids, "sampling"),
+            j_max=wanted.j_max or None,
+            seed=wanted.seed,
+            normalise=wanted.normalise,
+            train_auxiliary=wanted.train_auxiliary,
+            ledger=ledger,
         )
-        label.append("".join(f", v{version}" for version in sorted({span[0] for span in call.versions})))
-        if node.id in roles:
-            label.append(f"  {roles[node.id].role}", style="cyan").append(
-                f" ({roles[node.id].confidence:.2f})"
-            )
-        parent = places[node.parent.index] if node.parent else picture
-        places[node.index] = parent.add(label)
-    return picture
+        if wanted.target:
+            export(samples, wanted.format, wanted.target, ledger, overwrite=wanted.force)
+        else:
+            for _ in samples:
+                pass
+        executions = len(index)
+    result = {
+        "executions": executions,
+        "trajectories": ledger.roles.total(),
+        "roles": {role: ledger.roles[role] for role in ROLES if role in ledger.roles},
+        "sampled_tokens": ledger.sampled,
+        "trained_tokens": ledger.trained,
+        "excluded_tokens": dict(sorted(ledger.excluded.items())),
+        "format": wanted.format if wanted.target else None,
+        "output": str(wanted.target) if wanted.target else None,
+    }
+    if not as_json:
+        show_sampling(result, Console())
+    return result
 
 
-def _figures(row: dict[str, Any], reward: float | None) -> list[str]:
-    counts = [f"{row[key]:,}" for key in ("calls", "unique_tokens", "expanded_tokens")]
-    roles = ", ".join(f"{row['roles'][role]:,} {role}" for role in ROLES if role in row["roles"])
-    return ["-" if reward is None else f"{reward:.3f}", *counts, roles]
+def _show(result: dict[str, Any], only: list[Inspection], look: Look) -> None:
+    console = Console()
+    if only:
+        show_execution(only[0], look.full, console)
+    else:
+        show_executions(result, console)
+    if look.html:
+        console.print(f"page: {look.html}", style="dim", markup=False, highlight=False, soft_wrap=True)

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gyre_trajtree.conservation import OVER_J_MAX, Ledger, account
+from gyre_trajtree.conservation import OVER_J_MAX, REASONS, Ledger, account
 from gyre_trajtree.contexts import contexts_of
 from gyre_trajtree.executions import RecordedExecution
-from gyre_trajtree.roles import AUXILIARY, RoleDecision, infer_roles
+from gyre_trajtree.roles import AUXILIARY, ROLES, RoleDecision, infer_roles
 from gyre_trajtree.sampling import Draw, draw, execution_rng, live_ends
-from gyre_trajtree.strands import Strand, strands_of
+from gyre_trajtree.strands import BRANCH_CAUSES, Strand, strands_of
 from gyre_trajtree.tree import Node, RejectedCall, Tree, dead_tips
 
 TRAINED = "trained"
@@ -23,7 +23,6 @@ _COUNTED = (
     "calls", "leaves", "roots", "dead_tips", "late_calls", "rejected_calls",
     "unique_tokens", "expanded_tokens", "sampled_tokens", "trained_tokens", "trajectories",
 )  # fmt: skip
-_BY_KEY = ("roles", "branches", "excluded_tokens")
 
 
 @dataclass(slots=True, eq=False)
@@ -82,8 +81,8 @@ class Inspection:
             "trained_tokens": self.ledger.trained,
             "excluded_tokens": dict(sorted(self.ledger.excluded.items())),
             "trajectories": len(self.draws),
-            "roles": dict(Counter(decision.role for decision in self.roles.values())),
-            "branches": dict(Counter(strand.cause for strand in self.strands)),
+            "roles": _ordered(Counter(decision.role for decision in self.roles.values()), ROLES),
+            "branches": _ordered(Counter(strand.cause for strand in self.strands), BRANCH_CAUSES),
             "assessment": recorded.designated and recorded.designated.status,
             "reward": recorded.reward,
         }
@@ -93,12 +92,12 @@ def inspect(
     recorded: RecordedExecution,
     j_max: int | None = 5,
     seed: int = 0,
-    needs_reward: bool = False,
+    require_reward: bool | None = None,
 ) -> Inspection:
     """The tree of one execution, what is inferred from it, and what of it would train.
 
-    `needs_reward`: an execution that was never assessed is not trained. One that was assessed without a valid
-    reward never is.
+    `require_reward` leaves out an execution without a valid reward; None means that it does if the execution was
+    assessed, as in a log that assesses no other.
     """
     rejected: list[RejectedCall] = []
     if not recorded.calls:
@@ -109,13 +108,11 @@ def inspect(
     if tree.nodes:
         found.roles, found.dead = infer_roles(tree), dead_tips(tree)
         found.strands = strands_of(tree, contexts_of(tree), found.roles, found.dead)
-        left = OVER_J_MAX
-        if recorded.reward is None and (recorded.assessed or needs_reward):
-            left = "unresolved" if recorded.assessed else "unassessed"
-        else:
+        refusal = _refusal(recorded, recorded.assessed if require_reward is None else require_reward)
+        if refusal is None:
             found.draws = draw(tree, found.roles, j_max, execution_rng(seed, recorded.id))
-        found.fates = _fates(found, left)
-        found.ledger.add(account(tree, found.draws, found.roles, unselected=left))
+        found.fates = _fates(found, refusal or OVER_J_MAX)
+        found.ledger.add(account(tree, found.draws, found.roles, unselected=refusal or OVER_J_MAX))
         found.ledger.roles.update(drawn.role for drawn in found.draws)
     found.ledger.exclude(recorded.late, "late")
     found.ledger.exclude((each.call for each in rejected), "rejected")
@@ -134,8 +131,11 @@ def summarise(inspections: Iterable[Inspection]) -> dict:
     rows = [each.summary() for each in inspections]
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     totals: dict = {"executions": len(rows)} | {key: sum(row[key] for row in rows) for key in _COUNTED}
-    for key in _BY_KEY:
-        totals[key] = dict(sum((Counter(row[key]) for row in rows), Counter()))
+    for key, order in (("roles", ROLES), ("branches", BRANCH_CAUSES), ("excluded_tokens", sorted(REASONS))):
+        counted: Counter[str] = Counter()
+        for row in rows:
+            counted.update(row[key])
+        totals[key] = _ordered(counted, order)
     totals["saving"] = _saving(totals["unique_tokens"], totals["expanded_tokens"])
     totals["rewarded"] = len(rewards)
     totals["mean_reward"] = sum(rewards) / len(rewards) if rewards else None
@@ -152,6 +152,20 @@ def tree_digest(tree: Tree) -> str:
             digest.update(len(array).to_bytes(8, "little"))
             digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+def _refusal(recorded: RecordedExecution, require_reward: bool) -> str | None:
+    """Why the execution trains nothing; None when it may train."""
+    designated = recorded.designated
+    if designated and designated.status == "placeholder":
+        return "unresolved"
+    if require_reward and recorded.reward is None:
+        return "unresolved" if recorded.assessed else "unassessed"
+    return None
+
+
+def _ordered(counted: Counter[str], order: Iterable[str]) -> dict[str, int]:
+    return {name: counted[name] for name in order if name in counted}
 
 
 def _saving(unique: int, expanded: int) -> float:
