@@ -127,7 +127,14 @@ def test_an_inspection_shows_what_sampling_trains(run, j_max):
     assert totals["sampled_tokens"] == ledger.sampled and totals["trained_tokens"] == ledger.trained
     assert totals["excluded_tokens"] == dict(ledger.excluded)
     assert totals["trajectories"] == len(samples)
-    assert set(ledger.excluded) >= {"late", "rejected", "unresolved", "unassessed", "no-logprob"}
+    assert set(ledger.excluded) >= {
+        "late",
+        "rejected",
+        "unresolved",
+        "unassessed",
+        "placeholder",
+        "no-logprob",
+    }
 
 
 def test_calls_that_join_no_tree_are_counted_apart():

@@ -158,7 +158,7 @@ def _refusal(recorded: RecordedExecution, require_reward: bool) -> str | None:
     """Why the execution trains nothing; None when it may train."""
     designated = recorded.designated
     if designated and designated.status == "placeholder":
-        return "unresolved"
+        return "placeholder"
     if require_reward and recorded.reward is None:
         return "unresolved" if recorded.assessed else "unassessed"
     return None
