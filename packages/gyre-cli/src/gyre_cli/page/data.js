@@ -32,9 +32,8 @@ function prepared(data, summary) {
   data.calls.forEach((call, index) => Object.assign(call, { index, sizes: sizes(call) }));
   data.apart.forEach((call) => Object.assign(call, { index: null, sizes: sizes(call) }));
   data.strands.forEach((strand, index) => {
-    strand.index = index;
-    strand.below = data.strands.filter((other) => other.above === index);
-    strand.totals = total(strand.calls.map((at) => data.calls[at].sizes));
+    Object.assign(strand, { index, below: [], totals: total(strand.calls.map((at) => data.calls[at].sizes)) });
+    if (strand.above !== null) data.strands[strand.above].below.push(strand);  // what is above comes before
   });
   for (const call of data.calls) {
     call.children = [];

@@ -37,7 +37,8 @@ function under(data, { strand, depth }, withCalls) {
   if (!withCalls.has(strand.index)) return below;
   const rows = [];
   const place = new Map(strand.calls.map((at, order) => [at, order]));
-  const hangsOn = (row) => place.get(row.strand.source) ?? 0;
+  const earlier = (head) => strand.calls.findLastIndex((at) => at < head);
+  const hangsOn = (row) => place.get(row.strand.source) ?? earlier(row.strand.calls[0]);
   const waiting = below.sort((a, b) => hangsOn(a) - hangsOn(b));
   strand.calls.forEach((at, order) => {
     rows.push({ call: data.calls[at], depth: depth + 1 });
