@@ -216,6 +216,17 @@ def test_ids_and_texts_cannot_write_to_the_terminal(tmp_path):
         assert not any(char in result.stdout for char in "\x1b\x00\x07\u202e")
 
 
+def test_errors_cannot_write_to_the_terminal(tmp_path):
+    path = tmp_path / "r.jsonl"
+    with RunLogWriter(path) as log:
+        for name in ("x\x1b[2J1", "x\x1b[2J2"):
+            log.append(Call("a", name, [1], [2], logprobs=[-1.0]))
+            log.append(Call("b\x1b[2J", name, [1], [2], parent="\x1b[2J", logprobs=[-1.0]))
+    refused(gyre("tree", "inspect", path, "--execution", "x"), r"x\u{1b}[2J1, x\u{1b}[2J2")
+    result = gyre("tree", "inspect", path, "--execution", "x\x1b[2J2")
+    assert "join no tree" in result.stdout and "\x1b" not in result.stdout
+
+
 def test_what_cannot_be_read_is_refused_in_one_line(tmp_path, log):
     refused(gyre("tree", "inspect", tmp_path), "is not a file")
     refused(gyre("tree", "inspect", tmp_path / "none.jsonl"), "none.jsonl")
@@ -226,6 +237,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(tmp_path, log):
     refused(
         gyre("tree", "inspect", log, "--html", tmp_path / "p.html", "--tokenizer", tmp_path), "tokenizer.json"
     )
+    refused(gyre("tree", "inspect", log, "--tokenizer", tmp_path), "add --html")
 
 
 def test_help_says_what_the_columns_are():

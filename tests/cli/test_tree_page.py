@@ -211,6 +211,9 @@ def test_each_token_names_its_own_reason(tmp_path, visit):
         page.locator(".row.call", has=page.locator(f".id:text-is('{name}')")).click()
         expect(page.locator("#panel h2")).to_have_text(name)
         fates[name] = [token[2] for token in shown_tokens(page) if token[2] != "given"]
+    find(page, "late")
+    expect(page.locator("#hits")).to_have_text("1 of 1")
+    expect(page.locator("#panel h2")).to_have_text("l")
     assert fates == {
         "a": ["trained", "no-logprob", "trained"], "e": ["error"] * 2, "r": ["rejected"], "l": ["late"],
     }  # fmt: skip

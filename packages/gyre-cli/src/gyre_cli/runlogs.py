@@ -9,7 +9,7 @@ import errno
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from gyre_trajtree import AccountError, RecordedExecution, RunLogIndex, TrajtreeError
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gyre_cli.errors import CommandError, MisuseError
+from gyre_cli.treeview import visible
 
 QUIET_S = 2.0
 """Work shorter than this shows no progress."""
@@ -38,11 +39,11 @@ def opened(log: Path, corrupt: list[RunLogCorrupt] | None = None) -> Iterator[Ru
         raise MisuseError(f"{log} is not a file")
     console = Console(stderr=True)
     try:
-        with console.status(f"reading {log.name}") if console.is_terminal else _nothing():
+        with console.status(f"reading {log.name}") if console.is_terminal else nullcontext():
             index = RunLogIndex(log, corrupt)
         with index:
             if corrupt and index.header is None:
-                raise MisuseError(str(corrupt[0]))
+                raise MisuseError(visible(str(corrupt[0])))
             yield index
     except TrajtreeError as error:
         raise _command_error(error) from None
@@ -53,7 +54,7 @@ def warn_of(corrupt: list[RunLogCorrupt]) -> list[int]:
     by_line = {error.line: error for error in corrupt}
     lines = sorted(by_line)
     for line in lines[:SAID]:
-        print(f"gyre: warning: {by_line[line]}", file=sys.stderr)
+        print(f"gyre: warning: {visible(str(by_line[line]))}", file=sys.stderr)
     if len(lines) > SAID:
         print(f"gyre: warning: … {len(lines) - SAID:,} more unreadable lines", file=sys.stderr)
     return lines
@@ -68,7 +69,7 @@ def chosen(index: RunLogIndex, wanted: str) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        shown = ", ".join(found[:4]) + (", …" if len(found) > 4 else "")
+        shown = ", ".join(map(visible, found[:4])) + (", …" if len(found) > 4 else "")
         raise MisuseError(f"{len(found):,} executions begin with {wanted!r}: {shown}; give more of the id")
     first = f"; the first is {ids[0]!r}" if ids else ""
     raise MisuseError(f"{index.path} holds no execution {wanted!r}: it holds {len(ids):,}{first}")
@@ -118,9 +119,4 @@ def refuse_existing(target: Path, force: bool) -> None:
 def _command_error(error: TrajtreeError) -> CommandError:
     """A full disk or a broken account is a failure, anything else a mistake in what was asked for."""
     full = isinstance(error.__cause__, OSError) and error.__cause__.errno in _FAILURES
-    return (CommandError if full or isinstance(error, AccountError) else MisuseError)(str(error))
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
+    return (CommandError if full or isinstance(error, AccountError) else MisuseError)(visible(str(error)))

@@ -40,15 +40,14 @@ class TreePage:
         self._file, self._log, self._texts = file, log, texts
         self._rows: list[dict[str, Any]] = []
         self._tokens = 0
-        template = _part("page.html")
-        self._head, self._tail = template.split("<!--data-->")
+        head, self._tail = _part("page.html").split("<!--data-->")
         self._script = "".join(map(_part, _SCRIPTS))
         style = _part("page.css")
         policy = (
             f"default-src 'none'; script-src '{_hash(self._script)}'; style-src '{_hash(style)}'; "
             "base-uri 'none'; form-action 'none'"
         )
-        self._write(self._head.replace("<!--policy-->", policy).replace("/*style*/", style))
+        self._write(head.replace("<!--policy-->", policy).replace("/*style*/", style))
 
     def add(self, inspection: Inspection) -> None:
         """Append one execution; beyond the page's size only its figures."""

@@ -13,6 +13,7 @@ from gyre_trajtree.errors import RunLogCorrupt
 from gyre_trajtree.exports import export
 from rich.console import Console
 
+from gyre_cli.errors import MisuseError
 from gyre_cli.runlogs import Watched, chosen, opened, refuse_existing, warn_of
 from gyre_cli.tokentexts import TokenTexts
 from gyre_cli.treepage import tree_page
@@ -42,13 +43,15 @@ def inspect_log(look: Look, as_json: bool) -> dict[str, Any]:
     """
     if look.html:
         refuse_existing(look.html, look.force)
+    elif look.tokenizer:
+        raise MisuseError("--tokenizer is for the texts of a page; add --html FILE")
     corrupt: list[RunLogCorrupt] = []
     texts = TokenTexts(look.tokenizer) if look.tokenizer else None
     with ExitStack() as stack:
         index = stack.enter_context(opened(look.log, corrupt))
         ids = index.ids if look.execution is None else [chosen(index, look.execution)]
         page = look.html and stack.enter_context(tree_page(look.html, look.log.name, texts, look.force))
-        require_reward = any(each.assessed for each in index)
+        require_reward = any(each.assessed for each in Watched(index, index.ids, "looking for rewards"))
         only: list[Inspection] = []
 
         def inspections() -> Iterator[Inspection]:

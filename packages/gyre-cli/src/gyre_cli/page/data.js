@@ -85,11 +85,11 @@ const lastOf = (strand) => strand.calls[strand.calls.length - 1];
 /** The words by which a search finds a call. */
 function wordsOf(data, call) {
   if (call.words === undefined) {
-    const strand = data.strands[call.strand];
-    const own = [call.id, call.finish, call.asked, call.prompt, call.answer, call.fates.map(([fate]) => fate).join(' ')];
+    const strand = call.strand === null ? null : data.strands[call.strand];
+    const own = [call.id, call.finish, call.asked, call.prompt, call.answer, call.why, call.fates.map(([fate]) => fate).join(' ')];
     // A strand's role is its leaf's, its cause its head's.
-    if (lastOf(strand) === call.index) own.push(strand.role);
-    if (strand.calls[0] === call.index) own.push(strand.cause);
+    if (strand && lastOf(strand) === call.index) own.push(strand.role);
+    if (strand && strand.calls[0] === call.index) own.push(strand.cause);
     call.words = own.join('\n').toLowerCase();
   }
   return call.words;

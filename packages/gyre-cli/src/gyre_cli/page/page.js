@@ -164,7 +164,7 @@ function turn(strand) {
 
 /** Unfold down to a call, choose it, show it. */
 function openCall(call) {
-  view.withCalls.add(call.strand);
+  if (call.strand !== null) view.withCalls.add(call.strand);
   for (let at = call.strand; at !== null; at = view.data.strands[at].above) view.folded.delete(at);
   refold();
   select(list.rows.findIndex((row) => row.call === call));
@@ -180,9 +180,9 @@ function search() {
   const query = at('find').value.trim().toLowerCase();
   const matches = (row) => [row.id, row.task, row.group, ...Object.keys(row.roles)].join('\n').toLowerCase().includes(query);
   if (!query) view.hits = [];
-  else if (view.data) view.hits = view.data.calls.filter((call) => wordsOf(view.data, call).includes(query));
+  else if (view.data) view.hits = view.data.calls.concat(view.data.apart).filter((call) => wordsOf(view.data, call).includes(query));
   else view.hits = run.executions.filter(matches);
-  view.found = new Set(view.data ? view.hits.map((call) => call.index) : view.hits);
+  view.found = new Set(view.hits);
   view.hit = -1;
   at('hits').textContent = query ? `${count(view.hits.length)} found` : '';
   list.draw(true);

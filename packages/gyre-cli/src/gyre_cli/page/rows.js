@@ -61,7 +61,7 @@ function strandRow(row, view) {
     make('span', 'n', count(strand.calls.length)), make('span', 'n', count(strand.totals.tokens)),
     make('span', 'n', percent(strand.totals.trained, strand.totals.sampled)), lane(view, strand, strand.calls),
   );
-  if (strand.calls.some((at) => view.found.has(at))) element.classList.add('hit');
+  if (strand.calls.some((at) => view.found.has(data.calls[at]))) element.classList.add('hit');
   return element;
 }
 
@@ -81,7 +81,7 @@ function callRow(row, view) {
     make('span', 'n', percent(call.sizes.trained, call.sizes.sampled)),
     call.index === null ? make('span') : lane(view, view.data.strands[call.strand], [call.index]),
   );
-  if (view.found.has(call.index)) element.classList.add('hit');
+  if (view.found.has(call)) element.classList.add('hit');
   return element;
 }
 
