@@ -134,8 +134,8 @@ def test_calls_outside_the_tree_are_flagged(tmp_path):
         log.append(Execution("x", "closed", termination="timeout"))
         log.append(Call("c", "x", [1, 2], [3], logprobs=[-1.0]))
     result = gyre("tree", "inspect", path)
-    assert "1 calls came after the execution had closed: c" in result.stdout
-    assert "1 calls join no tree" in result.stdout and "nowhere" in result.stdout
+    assert "1 call came after the execution had closed: c" in result.stdout
+    assert "1 call in no tree" in result.stdout and "nowhere" in result.stdout
     assert summaries(path)["totals"]["excluded_tokens"] == {"late": 1, "rejected": 1}
 
 
@@ -224,7 +224,7 @@ def test_errors_cannot_write_to_the_terminal(tmp_path):
             log.append(Call("b\x1b[2J", name, [1], [2], parent="\x1b[2J", logprobs=[-1.0]))
     refused(gyre("tree", "inspect", path, "--execution", "x"), r"x\u{1b}[2J1, x\u{1b}[2J2")
     result = gyre("tree", "inspect", path, "--execution", "x\x1b[2J2")
-    assert "join no tree" in result.stdout and "\x1b" not in result.stdout
+    assert "in no tree" in result.stdout and "\x1b" not in result.stdout
 
 
 def test_what_cannot_be_read_is_refused_in_one_line(tmp_path, log):

@@ -81,7 +81,7 @@ def show_sampling(result: Mapping[str, Any], console: Console) -> None:
     table.add_column()
     roles = _counts(result["roles"]) or "none"
     table.add_row(
-        "trajectories", f"{result['trajectories']:,} of {result['executions']:,} executions: {roles}"
+        "trajectories", f"{result['trajectories']:,} of {_number(result['executions'], 'execution')}: {roles}"
     )
     table.add_row("sampled", _account(result))
     if result["output"]:
@@ -235,9 +235,9 @@ def _rest_label(rails: str, rest: list[Strand]) -> Text:
 
 def _apart(inspection: Inspection) -> Iterator[str]:
     if late := inspection.recorded.late:
-        yield f"{len(late):,} calls came after the execution had closed: {_short(late[0].id)}{_more(late)}"
+        yield f"{_number(len(late), 'call')} came after the execution had closed: {_short(late[0].id)}{_more(late)}"
     if rejected := inspection.rejected:
-        yield f"{len(rejected):,} calls join no tree: {visible(rejected[0].reason)}{_more(rejected)}"
+        yield f"{_number(len(rejected), 'call')} in no tree: {visible(rejected[0].reason)}{_more(rejected)}"
 
 
 def _more(things: list) -> str:
@@ -254,10 +254,14 @@ def _figures(row: Mapping[str, Any]) -> RenderableType:
         f"{row['unique_tokens']:,} unique, {row['expanded_tokens']:,} on all paths written out: "
         f"{row['saving']:.0%} saved",
     )
-    table.add_row("sampled", f"{_account(row)}; {row['trajectories']:,} trajectories")
+    table.add_row("sampled", f"{_account(row)} (paths drawn: {row['trajectories']:,})")
     branches = _counts(row["branches"]) or "none"
-    table.add_row("strands", f"{row['leaves']:,}: {branches}; {row['dead_tips']:,} dead tips")
+    table.add_row("strands", f"{row['leaves']:,}: {branches}; {_number(row['dead_tips'], 'dead tip')}")
     return table
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def _account(row: Mapping[str, Any]) -> str:
