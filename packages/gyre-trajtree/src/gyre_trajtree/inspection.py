@@ -40,6 +40,8 @@ class Inspection:
     strands: list[Strand] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     """In the order in which they were drawn; none without the reward that training needs."""
+    ends: dict[int, int] = field(default_factory=dict)
+    """Number (from 1) of the draw that ends at a call, by index of the call."""
     fates: list[str] = field(default_factory=list)
     """What becomes of each call's trainable tokens, by index: "trained" or a key of REASONS."""
     ledger: Ledger = field(default_factory=Ledger)
@@ -50,10 +52,8 @@ class Inspection:
 
     def drawn_at(self, strand: Strand) -> int | None:
         """Number (from 1) of the draw whose path ends in this strand; None when there is none."""
-        for number, drawn in enumerate(self.draws, 1):
-            if drawn.path[-1] in strand.nodes:
-                return number
-        return None
+        ends = (self.ends[node.index] for node in reversed(strand.nodes) if node.index in self.ends)
+        return next(ends, None)
 
     def summary(self) -> dict:
         """Figures ready for JSON; the keys are listed at `summarise`."""
@@ -111,6 +111,7 @@ def inspect(
         refusal = _refusal(recorded, recorded.assessed if require_reward is None else require_reward)
         if refusal is None:
             found.draws = draw(tree, found.roles, j_max, execution_rng(seed, recorded.id))
+        found.ends = {drawn.path[-1].index: number for number, drawn in enumerate(found.draws, 1)}
         found.fates = _fates(found, refusal or OVER_J_MAX)
         found.ledger.add(account(tree, found.draws, found.roles, unselected=refusal or OVER_J_MAX))
         found.ledger.roles.update(drawn.role for drawn in found.draws)

@@ -1,6 +1,7 @@
 // The left side: which rows there are under the present folding, and only those in view as elements.
 
 const ROW = 27;
+const MOST_RAILS = 9;  // deeper levels are numbered, so that a row keeps its text
 
 /** An element; text is always inserted as text. */
 function make(tag, className, text) {
@@ -90,7 +91,8 @@ function shell(depth, folds, open) {
   element.setAttribute('role', 'treeitem');
   element.setAttribute('aria-level', depth + 1);
   const name = make('span', 'name');
-  for (let i = 0; i < depth; i++) name.append(make('span', 'rail'));
+  for (let i = 0; i < Math.min(depth, MOST_RAILS); i++) name.append(make('span', 'rail'));
+  if (depth > MOST_RAILS) name.append(make('span', 'soft', `↳${depth}`));
   const twist = make('span', 'twist', folds ? (open ? '▾' : '▸') : '');
   if (folds) element.setAttribute('aria-expanded', open);
   name.append(twist);
