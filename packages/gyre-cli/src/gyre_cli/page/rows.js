@@ -1,7 +1,7 @@
 // The left side: which rows there are under the present folding, and only those in view as elements.
 
 const ROW = 27;
-const MOST_RAILS = 9;  // deeper levels are numbered, so that a row keeps its text
+const MOST_RAILS = 5;  // deeper levels are numbered, so that a row keeps its text
 
 /** An element; text is always inserted as text. */
 function make(tag, className, text) {
