@@ -181,11 +181,25 @@ def test_a_log_without_evidence_is_all_main_with_little_confidence(recorder):
     assert decisions["b"].confidence < 0.6
 
 
-anything = st.recursive(
-    st.none() | st.integers() | st.sampled_from([TASK, BRIEF, SUMMARY, "api", ""]), st.lists
-)
-evidence = st.dictionaries(
-    st.sampled_from(["system", "tools", "first_user", "last_user", "spawns", "text", "kind"]), anything
+texts = st.sampled_from([TASK, BRIEF, SUMMARY, "api", ""])
+anything = st.none() | st.integers() | texts | st.lists(texts | st.integers(), max_size=2)
+evidence = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(
+        [
+            "system",
+            "tools",
+            "first_user",
+            "last_user",
+            "opening",
+            "spawns",
+            "text",
+            "kind",
+            "echoes",
+            "tool_calls",
+        ],
+        anything,
+    ),
 )
 
 

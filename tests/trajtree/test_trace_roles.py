@@ -5,6 +5,7 @@ the context that made them; that they are never trained is sampling's job (`dead
 """
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from gyre_trajtree import Tree, infer_roles
@@ -55,6 +56,11 @@ SILENT = {"qwen.thinkonly"}
 RECORDED = scenarios()
 
 
+@cache
+def played(name):
+    return Replay().play(RECORDED[name])
+
+
 def roles(calls, task=TASK):
     return {leaf: decision.role for leaf, decision in infer_roles(Tree.from_calls(calls), task).items()}
 
@@ -75,7 +81,7 @@ def test_every_expectation_has_its_scenario():
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_roles_of_a_recorded_scenario(name):
-    found = roles(Replay().play(RECORDED[name]))
+    found = roles(played(name))
     assert found == expected(name, found)
 
 
@@ -89,7 +95,7 @@ def test_roles_do_not_need_headers_or_the_task(name):
 @pytest.mark.parametrize("claim", ["title", "main", "subagent"])
 @pytest.mark.parametrize("name", RECORDED.keys() - SILENT)
 def test_no_claim_of_whose_context_it_is_wins_over_structure(name, claim):
-    calls = Replay().play(RECORDED[name])
+    calls = played(name)
     found = roles(claiming(calls, claim))
     assert found == expected(name, found)
 
@@ -97,7 +103,7 @@ def test_no_claim_of_whose_context_it_is_wins_over_structure(name, claim):
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_false_claim_of_compaction_turns_no_call_that_acts_or_goes_on(name):
     """It may decide only where a text answers a new message, as a summary does."""
-    calls = Replay().play(RECORDED[name])
+    calls = played(name)
     by_id = {call.id: call for call in calls}
     found = roles(claiming(calls, "compaction"))
     for leaf, role in expected(name, found).items():

@@ -11,17 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gyre_trainer.rows import TrainingExecution
-from gyre_trajtree import (
-    Ledger,
-    RecordedExecution,
-    RunLogTail,
-    Tree,
-    account,
-    execution_rng,
-    group_advantages,
-    infer_roles,
-    sample_trajectories,
-)
+from gyre_trajtree import Ledger, RecordedExecution, RunLogTail, flat_row, group_advantages
+from gyre_trajtree.admission import Admitted, admit, refusal_of
 from gyre_trajtree.executions import execution_of
 
 
@@ -97,25 +88,26 @@ class Admission:
         """Account for the tokens of every execution that was not admitted; the ledger is then whole."""
         self.history.refresh()
         for execution, recorded in self.history.executions.items():
-            if execution in self._admitted or not recorded.calls:
-                continue
-            reason = "unresolved" if recorded.assessments and recorded.reward is None else "not-consumed"
-            tree = Tree.from_calls(recorded.calls)
-            roles = infer_roles(tree, self._prompts(execution))
-            self.ledger.add(account(tree, [], roles, unselected=reason))
+            if execution in self._admitted:
+                self.ledger.exclude(recorded.late, "late")
+            else:
+                self._admit(
+                    recorded, refusal_of(recorded, require_reward=recorded.assessed) or "not-consumed"
+                )
         self.ledger.check()
         return self.ledger
 
     def _execution(self, recorded: RecordedExecution, advantage: float) -> TrainingExecution:
-        """Tree, roles, draws and rows of one execution; one without calls (a placeholder) has no rows."""
+        """The rows of one execution; a failure placeholder has none."""
         self._admitted.add(recorded.id)
-        if not recorded.calls:
-            return TrainingExecution(recorded.id, advantage)
-        tree = Tree.from_calls(recorded.calls)
-        roles = infer_roles(tree, self._prompts(recorded.id))
-        generator = execution_rng(self._seed, recorded.id)
-        trajectories = sample_trajectories(tree, roles, self._j_max, generator)
-        self.ledger.add(account(tree, trajectories, roles))
-        self.ledger.roles.update(trajectory.role for trajectory in trajectories)
+        found = self._admit(recorded, refusal_of(recorded, require_reward=True))
+        rows = [flat_row(recorded.id, drawn) for drawn in found.draws]
         recorded.calls.clear()  # the log keeps them; a long run must not hold all its tokens
-        return TrainingExecution.from_trajectories(recorded.id, advantage, trajectories)
+        recorded.late.clear()
+        return TrainingExecution.from_trajectories(recorded.id, advantage, rows)
+
+    def _admit(self, recorded: RecordedExecution, refusal: str | None) -> Admitted:
+        prompt = self._prompts(recorded.id) if recorded.calls else None
+        found = admit(recorded, self._j_max, self._seed, refusal, task_prompt=prompt)
+        self.ledger.merge(found.ledger)
+        return found

@@ -82,6 +82,10 @@ class Watched:
         """`doing` says on standard error what is done with them."""
         self._index, self._ids, self._doing = index, ids, doing
 
+    def outlines(self) -> Iterator[RecordedExecution]:
+        """All executions of the log without their calls."""
+        return self._index.outlines()
+
     def __iter__(self) -> Iterator[RecordedExecution]:
         console = Console(stderr=True)
         started = last = time.monotonic()

@@ -51,7 +51,7 @@ def inspect_log(look: Look, as_json: bool) -> dict[str, Any]:
         index = stack.enter_context(opened(look.log, corrupt))
         ids = index.ids if look.execution is None else [chosen(index, look.execution)]
         page = look.html and stack.enter_context(tree_page(look.html, look.log.name, texts, look.force))
-        require_reward = any(each.assessed for each in Watched(index, index.ids, "looking for rewards"))
+        require_reward = any(each.assessed for each in index.outlines())
         only: list[Inspection] = []
 
         def inspections() -> Iterator[Inspection]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from gyre_trajtree import Call, RecordedExecution
+from gyre_trajtree.arrays import LOGPROB_ROUNDING
 
 from gyre_proxy import parsers
 from gyre_proxy.codec import Codec
@@ -75,7 +76,7 @@ def call_record(flight: Flight, answer: Answer, end: float, id_prefix: str) -> C
         parent=parent,
         input_ids=prompt.new,
         output_ids=flight.ids,
-        logprobs=np.array([np.nan if v is None else v for v in flight.logprobs], np.float32),
+        logprobs=_recordable(flight.logprobs),
         versions=[list(span) for span in flight.spans],
         sampling=sampling,
         finish=flight.finish,
@@ -87,6 +88,13 @@ def call_record(flight: Flight, answer: Answer, end: float, id_prefix: str) -> C
         attempt_of=flight.attempt_of,
         extra={"context": context.hex(), "tool_ids": id_prefix},
     )
+
+
+def _recordable(logprobs: Sequence[float | None]) -> np.ndarray:
+    """float32 [m]: log-probs in nats; NaN, which keeps a token from training, for what no log-prob can be."""
+    values = np.array([np.nan if value is None else value for value in logprobs], np.float32)
+    values[~np.isfinite(values) | (values > LOGPROB_ROUNDING)] = np.nan
+    return values
 
 
 def call_node(flight: Flight, answer: Answer, turn_end: int | None) -> Node:

@@ -54,6 +54,13 @@ class Ledger:
         self.trained += tokens["trained"]
         self.excluded.update(tokens["excluded"])
 
+    def merge(self, other: "Ledger") -> None:
+        """Add what another ledger holds, roles included."""
+        self.sampled += other.sampled
+        self.trained += other.trained
+        self.excluded.update(other.excluded)
+        self.roles.update(other.roles)
+
     def exclude(self, calls: Iterable[Call], reason: str) -> None:
         """Add calls that joined no tree ("late", "rejected")."""
         count = sum(len(call.output_ids) for call in calls)

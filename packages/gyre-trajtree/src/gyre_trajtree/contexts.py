@@ -152,6 +152,8 @@ def find_contexts(tree: Tree, task_prompt: str | None = None) -> Contexts:
     """The same, with the links they rest on."""
     task = plain(task_prompt or "")
     found = _split(tree, links_of(tree))
+    if not found.all:
+        return found
     anchor = max(found.all, key=lambda context: _likeness_to_main(context, task))
     for position, context in enumerate(found.all):
         _vote(context, found.all[:position], found, anchor, task)

@@ -1,6 +1,6 @@
 """Owns random access to a run log: one pass notes where each execution's lines are, then executions are read singly.
 
-Invariant: memory holds two integers for each line, and the records of the executions that the caller keeps. The pass
+Invariant: memory holds 17 bytes for each line, and the records of the executions that the caller keeps. The pass
 reads a line's type and execution from its head and leaves its tokens undecoded when the line begins as `to_line` writes it;
 any other line is parsed whole. The index covers what the log held when it was made; a log that grows does not disturb it.
 """
@@ -17,7 +17,7 @@ import orjson
 
 from gyre_trajtree.errors import RunLogCorrupt, RunLogError
 from gyre_trajtree.executions import RecordedExecution, execution_of
-from gyre_trajtree.records import Header
+from gyre_trajtree.records import Call, Header
 from gyre_trajtree.runlog import numbered_lines, open_log, parse, reporter
 
 _TEXT = rb'"((?:[^"\\]|\\.)*)"'
@@ -45,7 +45,8 @@ class RunLogIndex:
         """None for a log whose writer died before its first line was whole."""
         self._report_new = reporter(corrupt)
         self._reported: set[int] = set()
-        self._lines: dict[str, tuple[array, array]] = {}
+        self._lines: dict[str, tuple[array, array, array]] = {}
+        """Of each execution: offsets, numbers, and whether a line is a call."""
         source = open_log(path)
         self._file = source if source.seekable() else _scratch_file()
         try:
@@ -64,12 +65,21 @@ class RunLogIndex:
 
     def load(self, execution: str) -> RecordedExecution:
         """All records of one execution. Raises RunLogError when the log has none."""
+        return self._load(execution, calls=True)
+
+    def outlines(self) -> Iterator[RecordedExecution]:
+        """The executions without their calls: states and assessments, read quickly."""
+        return (self._load(execution, calls=False) for execution in self._lines)
+
+    def _load(self, execution: str, calls: bool) -> RecordedExecution:
         if execution not in self._lines:
             raise RunLogError(f"{self.path}: holds no execution {execution!r}; `ids` lists those it holds")
         if self._file.closed:
             raise RunLogError(f"{self.path}: the index is closed")
         recorded = RecordedExecution(execution)
-        for offset, number in zip(*self._lines[execution], strict=True):
+        for offset, number, is_call in zip(*self._lines[execution], strict=True):
+            if is_call and not calls:
+                continue
             self._file.seek(offset)
             try:
                 recorded.add(parse(self.path, number, self._file.readline()))
@@ -123,28 +133,29 @@ class RunLogIndex:
             ) from error
 
     def _note(self, offset: int, number: int, line: bytes) -> None:
-        execution = None if number == 1 else _head(line)
+        execution, is_call = (None, False) if number == 1 else _head(line)
         if execution is None:
             record = parse(self.path, number, line)
             if number == 1:
                 self.header = record
-            execution = execution_of(record)
+            execution, is_call = execution_of(record), isinstance(record, Call)
         if execution is not None:
-            offsets, numbers = self._lines.setdefault(execution, (array("q"), array("q")))
-            offsets.append(offset)
-            numbers.append(number)
+            if execution not in self._lines:
+                self._lines[execution] = array("q"), array("q"), array("b")
+            for column, value in zip(self._lines[execution], (offset, number, is_call), strict=True):
+                column.append(value)
 
 
 def _scratch_file() -> BinaryIO:
     return tempfile.TemporaryFile(prefix="gyre-trajtree-")
 
 
-def _head(line: bytes) -> str | None:
-    """Execution that a line names in its head; None when the line has to be parsed."""
+def _head(line: bytes) -> tuple[str | None, bool]:
+    """Execution that a line names in its head, and whether it is a call; None when the line has to be parsed."""
     head = _HEAD.match(line)
     if head is None:
-        return None
+        return None, False
     try:
-        return orjson.loads(b'"%b"' % head[2])
+        return orjson.loads(b'"%b"' % head[2]), head[1] is not None
     except orjson.JSONDecodeError:
-        return None
+        return None, False

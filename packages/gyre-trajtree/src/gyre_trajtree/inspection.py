@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gyre_trajtree.conservation import OVER_J_MAX, REASONS, Ledger, account
+from gyre_trajtree.admission import admit, refusal_of
+from gyre_trajtree.conservation import OVER_J_MAX, REASONS, Ledger
 from gyre_trajtree.contexts import contexts_of
 from gyre_trajtree.executions import RecordedExecution
-from gyre_trajtree.roles import AUXILIARY, ROLES, RoleDecision, infer_roles
-from gyre_trajtree.sampling import Draw, draw, execution_rng, live_ends
+from gyre_trajtree.roles import AUXILIARY, ROLES, RoleDecision
+from gyre_trajtree.sampling import Draw, live_ends
 from gyre_trajtree.strands import BRANCH_CAUSES, Strand, strands_of
 from gyre_trajtree.tree import Node, RejectedCall, Tree, dead_tips
 
@@ -99,24 +100,17 @@ def inspect(
     `require_reward` leaves out an execution without a valid reward; None means that it does if the execution was
     assessed, as in a log that assesses no other.
     """
-    rejected: list[RejectedCall] = []
-    if not recorded.calls:
-        found = Inspection(recorded, Tree(recorded.id), rejected)
-    else:
-        found = Inspection(recorded, Tree.from_calls(recorded.calls, rejected), rejected)
-    tree = found.tree
+    refusal = refusal_of(recorded, recorded.assessed if require_reward is None else require_reward)
+    admitted = admit(recorded, j_max, seed, refusal)
+    tree = admitted.tree
+    found = Inspection(
+        recorded, tree, admitted.rejected, admitted.roles, draws=admitted.draws, ledger=admitted.ledger
+    )
     if tree.nodes:
-        found.roles, found.dead = infer_roles(tree), dead_tips(tree)
+        found.dead = dead_tips(tree)
         found.strands = strands_of(tree, contexts_of(tree), found.roles, found.dead)
-        refusal = _refusal(recorded, recorded.assessed if require_reward is None else require_reward)
-        if refusal is None:
-            found.draws = draw(tree, found.roles, j_max, execution_rng(seed, recorded.id))
         found.ends = {drawn.path[-1].index: number for number, drawn in enumerate(found.draws, 1)}
         found.fates = _fates(found, refusal or OVER_J_MAX)
-        found.ledger.add(account(tree, found.draws, found.roles, unselected=refusal or OVER_J_MAX))
-        found.ledger.roles.update(drawn.role for drawn in found.draws)
-    found.ledger.exclude(recorded.late, "late")
-    found.ledger.exclude((each.call for each in rejected), "rejected")
     return found
 
 
@@ -153,16 +147,6 @@ def tree_digest(tree: Tree) -> str:
             digest.update(len(array).to_bytes(8, "little"))
             digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def _refusal(recorded: RecordedExecution, require_reward: bool) -> str | None:
-    """Why the execution trains nothing; None when it may train."""
-    designated = recorded.designated
-    if designated and designated.status == "placeholder":
-        return "placeholder"
-    if require_reward and recorded.reward is None:
-        return "unresolved" if recorded.assessed else "unassessed"
-    return None
 
 
 def _ordered(counted: Counter[str], order: Iterable[str]) -> dict[str, int]:

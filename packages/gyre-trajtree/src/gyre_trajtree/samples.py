@@ -9,13 +9,11 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from gyre_trajtree.admission import Admitted, admit, refusal_of
 from gyre_trajtree.advantages import group_advantages
-from gyre_trajtree.conservation import OVER_J_MAX, Ledger, account
+from gyre_trajtree.conservation import Ledger
 from gyre_trajtree.executions import RecordedExecution
-from gyre_trajtree.roles import infer_roles
 from gyre_trajtree.rows import Trajectory, flat_row
-from gyre_trajtree.sampling import Draw, draw, execution_rng
-from gyre_trajtree.tree import RejectedCall, Tree
 
 GARBAGE_TOKENS = 1 << 23
 """Tokens of finished trees after which they are collected (about 100 MiB). The nodes of a tree refer to each other in
@@ -72,8 +70,8 @@ def sample_run(
 ) -> Iterator[Sample]:
     """The samples of all executions of a log, in the order of their first appearance, each one's by role priority.
 
-    `index` is a `RunLogIndex`, or anything else that gives the same executions each time it is iterated: the first
-    time, before this returns, for the rewards of the groups, the second time for the samples. `j_max` (None: all
+    `index` is a `RunLogIndex`, whose rewards are read before this returns and whose calls are read as samples are taken,
+    or anything else that gives the same executions twice. `j_max` (None: all
     trajectories), `seed` and `train_auxiliary` as for `draw` and `execution_rng`; `normalise` as for
     `group_advantages`. `require_reward` leaves out executions without a valid reward; None means that it does if the
     log assesses any execution. `prompts` gives the task prompt of an execution by its id, for `infer_roles`. `ledger`
@@ -86,78 +84,43 @@ def sample_run(
     if require_reward is None:
         require_reward = any(outcome.assessed for outcome in outcomes.values())
     advantages = _advantages(outcomes, normalise)
-    rule = _Admission(
-        j_max, seed, train_auxiliary, require_reward, prompts, Ledger() if ledger is None else ledger
-    )
-    return _samples(index, advantages, rule)
+
+    def admitted(recorded: RecordedExecution) -> Admitted:
+        refusal = refusal_of(recorded, require_reward)
+        prompt = prompts(recorded.id) if prompts and recorded.calls else None
+        return admit(recorded, j_max, seed, refusal, train_auxiliary, prompt)
+
+    return _samples(index, advantages, admitted, Ledger() if ledger is None else ledger)
 
 
 def _samples(
-    index: Iterable[RecordedExecution], advantages: dict[str, float | None], rule: "_Admission"
+    index: Iterable[RecordedExecution],
+    advantages: dict[str, float | None],
+    admitted: Callable[[RecordedExecution], Admitted],
+    ledger: Ledger,
 ) -> Iterator[Sample]:
     garbage = 0
     for recorded in index:
-        yield from _samples_of(recorded, advantages[recorded.id], rule)
+        yield from _samples_of(admitted(recorded), advantages[recorded.id], ledger)
         garbage += sum(len(call.input_ids) + len(call.output_ids) for call in recorded.calls)
         del recorded
         if garbage >= GARBAGE_TOKENS:
             gc.collect()
             garbage = 0
-    rule.ledger.check()
+    ledger.check()
 
 
-def _samples_of(recorded: RecordedExecution, advantage: float | None, rule: "_Admission") -> Iterator[Sample]:
-    for drawn in rule.draws(recorded):
+def _samples_of(found: Admitted, advantage: float | None, ledger: Ledger) -> Iterator[Sample]:
+    ledger.merge(found.ledger)
+    recorded = found.recorded
+    for drawn in found.draws:
         row = flat_row(recorded.id, drawn)
         yield Sample(row, recorded.group, recorded.task, recorded.harness, recorded.reward, advantage)
 
 
-@dataclass(slots=True, frozen=True)
-class _Admission:
-    """The rule by which executions are drawn from, and the ledger of what became of their tokens."""
-
-    j_max: int | None
-    seed: int
-    train_auxiliary: bool
-    require_reward: bool
-    prompts: Callable[[str], str | None] | None
-    ledger: Ledger
-
-    def draws(self, recorded: RecordedExecution) -> list[Draw]:
-        """The draws of one execution; all its tokens are in the ledger."""
-        self.ledger.exclude(recorded.late, "late")
-        if not recorded.calls:
-            return []
-        rejected: list[RejectedCall] = []
-        tree = Tree.from_calls(recorded.calls, rejected)
-        self.ledger.exclude((each.call for each in rejected), "rejected")
-        if not tree.nodes:
-            return []
-        roles = infer_roles(tree, self.prompts(recorded.id) if self.prompts else None)
-        reason = self._refusal(recorded)
-        drawn: list[Draw] = []
-        if reason is None:
-            generator = execution_rng(self.seed, recorded.id)
-            drawn = draw(tree, roles, self.j_max, generator, self.train_auxiliary)
-        # where auxiliary leaves may train, being one is no reason to be left out
-        left_out_by_role = None if self.train_auxiliary else roles
-        self.ledger.add(account(tree, drawn, left_out_by_role, unselected=reason or OVER_J_MAX))
-        self.ledger.roles.update(each.role for each in drawn)
-        return drawn
-
-    def _refusal(self, recorded: RecordedExecution) -> str | None:
-        """Why an execution trains nothing; None when it may train."""
-        designated = recorded.designated
-        if designated is not None and designated.status == "placeholder":
-            return "placeholder"
-        if self.require_reward and recorded.reward is None:
-            return "unresolved" if recorded.assessed else "unassessed"
-        return None
-
-
 def _outcomes(index: Iterable[RecordedExecution]) -> dict[str, _Outcome]:
     found = {}
-    for recorded in index:
+    for recorded in index.outlines() if hasattr(index, "outlines") else index:
         found[recorded.id] = _Outcome(recorded.group, recorded.reward, recorded.assessed)
         del recorded  # its tokens go before the next execution is read
     return found
