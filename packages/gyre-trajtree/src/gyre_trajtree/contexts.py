@@ -124,6 +124,10 @@ class Context:
         asked = own.last_user != own.first_user and any(text in own.last_user for text in self.spawn.texts)
         return self.head.parent is not None or (asked and self.spawn.caller in self.echoes)
 
+    def offered(self, tools: str) -> bool:
+        """Whether some call of it had these tools."""
+        return any(tools == known for _, known in self.settings)
+
     @property
     def reads_history(self) -> bool:
         """Whether it can do nothing but read what another context did: a summariser with its own setting."""
@@ -248,8 +252,7 @@ def _vote_setting(context: Context, earlier: list[Context], anchor: Context) -> 
         votes.add(AUXILIARY, NO_TOOLS, "no tools")
         if context.lone:
             votes.add(AUXILIARY, LONE_CALL, "a single call")
-    used = [(other, {known for _, known in other.settings}) for other in [anchor, *earlier]]
-    if owner := next((other for other, known in used if tools and tools in known), None):
+    if tools and (owner := next((other for other in [anchor, *earlier] if other.offered(tools)), None)):
         family = MAIN if owner is anchor else owner.family
         votes.add(family, SAME_TOOLS, f"tools of call {owner.head.id}")
     if system == main_system:

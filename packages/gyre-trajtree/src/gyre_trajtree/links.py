@@ -8,11 +8,12 @@ a kept tail or an edited history. Each is seen in recorded texts and call ids, o
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gyre_trajtree.evidence import Evidence
-from gyre_trajtree.runs import Run, repeated_outputs
+from gyre_trajtree.runs import Repeats, repeats_of
 from gyre_trajtree.tree import Node, Tree
 
 LONG_TEXT = 20
@@ -27,8 +28,8 @@ _TURN = 0.9
 """Share of an output from which a repeated one is the turn itself, not something it passed on."""
 _ANSWER = 0.5
 """Share of an output from which its answer was passed on."""
-_QUESTION = 16
-"""Tokens before an answer that are looked for: the end of what was asked and the template's turn marks."""
+RECENT = 64
+"""Texts before a head that are looked for in it, where any of them might be there by chance."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,10 +77,10 @@ def links_of(tree: Tree) -> Links:
             links.heads.append(node)
             if spawn:
                 links.spawns[node.index] = spawn
-    runs = repeated_outputs(tree, links.heads)
-    answers = _answers(tree, links.evidence)
+    repeats = repeats_of(tree, links.heads)
+    answers = _Answers(tree, links.evidence)
     for head in links.heads:
-        _link(tree, head, answers, runs.get(head.index, []), links)
+        _link(tree, head, answers, repeats, links)
     return links
 
 
@@ -102,6 +103,11 @@ class _Arguments:
             if texts and all(len(text) < LONG_TEXT for text in texts):
                 self.short.append((node, texts))
 
+    def short_before(self, node: Node) -> list[tuple[Node, tuple[str, ...]]]:
+        """The latest of `short` before a call, the last one first: a delegation is taken up soon."""
+        end = bisect_left(self.short, node.index, key=lambda argument: argument[0].index)
+        return self.short[max(0, end - RECENT) : end][::-1]
+
 
 def _spawn(node: Node, evidence: Evidence, arguments: _Arguments) -> Spawn | None:
     """The latest earlier call that wrote what this one is asked, by the best grade found."""
@@ -114,10 +120,8 @@ def _spawn(node: Node, evidence: Evidence, arguments: _Arguments) -> Spawn | Non
         if found := [pair for pair in pairs if pair[0].index < node.index]:
             latest = max((caller for caller, _ in found), key=lambda caller: caller.index)
             return Spawn(latest, tuple(sorted({text for caller, text in found if caller is latest})), grade)
-    for caller, texts in reversed(arguments.short):
-        if caller.index < node.index and any(
-            all(_has_words(message, text) for text in texts) for message in messages
-        ):
+    for caller, texts in arguments.short_before(node):
+        if any(all(_has_words(message, text) for text in texts) for message in messages):
             return Spawn(caller, texts, "words")
     return None
 
@@ -142,29 +146,35 @@ def _forks(parent: Node, spawn: Spawn) -> bool:
     return spawn.grade != "words" and (spawn.caller is parent or spawn.caller.parent is parent)
 
 
-def _answers(tree: Tree, evidence: Sequence[Evidence]) -> list[tuple[Node, str]]:
-    """Beginnings of leaves' texts that a later context could open with, in the order of the log.
+class _Answers:
+    """Beginnings of leaves' texts that a later context could open with.
 
     A text that the leaf copied from its own prompt is left out: finding it again links nothing. So is the
     text beside a tool call: that turn drives its context.
     """
-    found = []
-    for leaf in tree.leaves():
-        own = evidence[leaf.index]
-        text = own.text[:PROBE]
-        if len(text) >= SHORT_TEXT and not own.tool_calls and text not in own.opening:
-            found.append((leaf, text))
-    return found
+
+    def __init__(self, tree: Tree, evidence: Sequence[Evidence]) -> None:
+        self._found: list[tuple[Node, str]] = []
+        for leaf in tree.leaves():
+            own = evidence[leaf.index]
+            text = own.text[:PROBE]
+            if len(text) >= SHORT_TEXT and not own.tool_calls and text not in own.opening:
+                self._found.append((leaf, text))
+
+    def before(self, head: Node) -> list[tuple[Node, str]]:
+        """The latest of them before a head, the last one first: what goes on from a summary begins soon after it."""
+        end = bisect_left(self._found, head.index, key=lambda answer: answer[0].index)
+        return self._found[max(0, end - RECENT) : end][::-1]
 
 
-def _link(tree: Tree, head: Node, answers: list[tuple[Node, str]], runs: list[Run], links: Links) -> None:
+def _link(tree: Tree, head: Node, answers: "_Answers", repeats: Repeats, links: Links) -> None:
     evidence, spawn = links.evidence, links.spawns.get(head.index)
     echoed = {tree[name].index for name in evidence[head.index].echoes if name in tree}
     passed_on = []
-    for run in runs:
+    for run in repeats.runs[head.index]:
         calls, source = evidence[run.source.index].tool_calls, run.source
         turn = run.share >= _TURN and bool(source.children or calls)
-        if turn or (run.share >= _ANSWER and _asked_again(source, head)):
+        if turn or (run.share >= _ANSWER and (head.index, source.index) in repeats.asked):
             echoed.add(source.index)
         elif not (source.children or calls) and run.share >= _ANSWER:
             passed_on.append(source)
@@ -175,33 +185,29 @@ def _link(tree: Tree, head: Node, answers: list[tuple[Node, str]], runs: list[Ru
     links.echoes[head.index] = echoes
     found = [_summary(head, answers, spawn, evidence)]
     found += [Summary(leaf, True) for leaf in passed_on if _opens(leaf, head, spawn, evidence)]
-    if summaries := [each for each in found if each and not _accompanied(tree, each.leaf, head, echoes)]:
-        links.summaries[head.index] = max(summaries, key=lambda each: (each.leaf.index, each.sure))
+    # The latest, so that a summary of a summary is told from the first.
+    latest = max(filter(None, found), key=lambda each: (each.leaf.index, each.sure), default=None)
+    if latest and not _accompanied(tree, latest.leaf, head, echoes, repeats):
+        links.summaries[head.index] = latest
 
 
-def _accompanied(tree: Tree, leaf: Node, head: Node, echoes: list[Node]) -> bool:
-    """Whether the leaf's history came along with its text: then that is an edited history, not its summary."""
+def _accompanied(tree: Tree, leaf: Node, head: Node, echoes: list[Node], repeats: Repeats) -> bool:
+    """Whether the leaf's question or history came along with its text: then that is an edited history.
+
+    A summary stands in place of both.
+    """
     history = {node.index for node in tree.path(leaf)[:-1]}
-    return _asked_again(leaf, head) or 2 * sum(node.index in history for node in echoes) > len(history)
-
-
-def _asked_again(source: Node, head: Node) -> bool:
-    """Whether the head's input holds what the source was asked last: its answer comes with its question."""
-    question = source.call.input_ids[-_QUESTION:].tobytes()
-    prompt = head.call.input_ids.tobytes()
-    place = prompt.find(question) if len(question) == 4 * _QUESTION else -1
-    while place % 4 and place >= 0:  # a match across token borders
-        place = prompt.find(question, place + 1)
-    return place >= 0
+    shown = sum(node.index in history for node in echoes)
+    return (head.index, leaf.index) in repeats.asked or 2 * shown > len(history)
 
 
 def _summary(
-    head: Node, answers: list[tuple[Node, str]], spawn: Spawn | None, evidence: Sequence[Evidence]
+    head: Node, answers: "_Answers", spawn: Spawn | None, evidence: Sequence[Evidence]
 ) -> Summary | None:
     """The latest earlier leaf whose text opens this context, unless a spawn brought the text here."""
     opening = evidence[head.index].opening
-    for leaf, text in reversed(answers):
-        if leaf.index < head.index and text in opening and _opens(leaf, head, spawn, evidence):
+    for leaf, text in answers.before(head):
+        if text in opening and _opens(leaf, head, spawn, evidence):
             return Summary(leaf, sure=len(text) >= LONG_TEXT)
     return None
 
