@@ -324,3 +324,55 @@ def test_a_task_that_a_harness_rewords_in_part_still_finds_the_main_context(reco
     assert decisions["b"].role == "main" and decisions["a"].role != "main"
     whole = infer_roles(recorder.tree(), f"Please do this: {reworded}")
     assert whole["b"].confidence > decisions["b"].confidence
+
+
+def test_turns_kept_beside_a_summary_do_not_make_it_an_edited_history(recorder):
+    recorder.call("a", evidence=MAIN | {"tool_calls": 1})
+    recorder.call("b", "a", evidence=MAIN | {"tool_calls": 1})
+    recorder.call("c", "b", evidence=MAIN | {"tool_calls": 1})
+    recorder.call("sum", "c", evidence=MAIN | {"last_user": ASKED, "text": SUMMARY, "tool_calls": 0})
+    recorder.call("d", evidence=CONTINUED | {"echoes": ["b", "c"], "tool_calls": 1})
+    assert recorder.roles() == {"sum": "main-summary", "d": "main"}
+
+
+def test_an_edited_history_that_ends_with_an_answer_makes_no_summary_of_it(recorder):
+    """Old tool results were cleared in place: every turn comes along, the last answer too."""
+    answer = MAIN | {"last_user": "And the docs?", "text": SUMMARY, "tool_calls": 0}
+    recorder.call("a", evidence=MAIN | {"tool_calls": 1})
+    recorder.call("b", "a", evidence=MAIN | {"tool_calls": 1})
+    recorder.call("c", "b", evidence=answer)
+    opening = {"opening": f"{TASK}\n{SUMMARY}\nGo on.", "last_user": "Go on.", "echoes": ["a", "b"]}
+    recorder.call("d", evidence=MAIN | opening | {"tool_calls": 1})
+    assert recorder.roles() == {"c": "main", "d": "main"}
+
+
+def test_notes_that_a_later_session_reads_are_no_brief(recorder):
+    recorder.call("a", evidence=MAIN | {"spawns": [SUMMARY], "tool_calls": 1})
+    recorder.call("b", "a", evidence=MAIN | {"tool_calls": 0})
+    opening = f"A new session. Your notes: {SUMMARY}"
+    recorder.call("c", evidence=MAIN | {"first_user": opening, "last_user": opening, "tool_calls": 1})
+    assert recorder.roles() == {"b": "main", "c": "main"}
+
+
+def test_nested_and_parallel_sub_agents_are_all_sub_agents(recorder):
+    inner = "Look for loader bugs inside catalog.py and report every one."
+    recorder.call("main-1", evidence=MAIN | {"spawns": [BRIEF, BRIEF]})
+    recorder.call("one", evidence=SUB | {"spawns": [inner]})
+    recorder.call("two", evidence=SUB)
+    recorder.call("inner", evidence=SUB | {"first_user": inner, "last_user": inner})
+    recorder.call("one-2", "one", evidence=SUB)
+    recorder.call("main-2", "main-1", evidence=MAIN)
+    assert recorder.roles() == {
+        "two": "sub-agent",
+        "inner": "sub-agent",
+        "one-2": "sub-agent",
+        "main-2": "main",
+    }
+
+
+def test_a_task_that_is_a_summary_is_the_main_agents(recorder):
+    task = "Write a summary of the repository into SUMMARY.md."
+    own = MAIN | {"first_user": task, "last_user": task}
+    recorder.call("a", evidence=own | {"tool_calls": 1})
+    recorder.call("b", "a", evidence=own | {"tool_calls": 0, "text": "Done."})
+    assert recorder.roles(task_prompt=task) == {"b": "main"}

@@ -24,6 +24,7 @@ a summary that stands for an earlier context, a request to summarise one, a chan
 
 ANCHOR = 3.0  # the head most like the original task's
 SPAWNED = {"exact": 5.0, "carried": 4.0, "words": 2.0}
+SPAWNED_AFTERWARDS = 2.0  # the caller's context had ended: notes kept for later read like a brief
 CONTINUES, CONTINUES_UNSURE = 4.0, 2.0
 ECHOES = 2.5  # repeats turns of an earlier context
 SAME_SETTING = 2.5  # system text and tools of an earlier context
@@ -216,7 +217,9 @@ def _vote(context: Context, earlier: list[Context], found: Contexts, anchor: Con
     if akin and not context.forks and (share := task_share(opening, task)):
         votes.add(MAIN, TASK_PROMPT * share, "its opening holds the task")
     if spawn := context.spawn:
-        votes.add(SUB_AGENT, SPAWNED[spawn.grade], f"call {spawn.caller.id} wrote what it is asked")
+        waits = found.by_node[spawn.caller.index].nodes[-1].index > context.head.index
+        weight = SPAWNED[spawn.grade] if waits or spawn.grade == "exact" else SPAWNED_AFTERWARDS
+        votes.add(SUB_AGENT, weight, f"call {spawn.caller.id} wrote what it is asked")
     if context is not anchor and not context.forks:
         _vote_links(context, found)
         _vote_setting(context, earlier, anchor)

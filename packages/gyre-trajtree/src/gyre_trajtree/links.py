@@ -181,24 +181,23 @@ def _link(tree: Tree, head: Node, answers: "_Answers", repeats: Repeats, links: 
         elif spawn is None and calls is None and source.children:
             links.spawns[head.index] = Spawn(source, (), "carried")
     path = {node.index for node in tree.path(head)}
-    echoes = [tree.nodes[i] for i in sorted(echoed - path) if i < head.index]
-    links.echoes[head.index] = echoes
+    links.echoes[head.index] = [tree.nodes[i] for i in sorted(echoed - path) if i < head.index]
     found = [_summary(head, answers, spawn, evidence)]
     found += [Summary(leaf, True) for leaf in passed_on if _opens(leaf, head, spawn, evidence)]
     # The latest, so that a summary of a summary is told from the first.
     latest = max(filter(None, found), key=lambda each: (each.leaf.index, each.sure), default=None)
-    if latest and not _accompanied(tree, latest.leaf, head, echoes, repeats):
+    if latest and not _accompanied(tree, latest.leaf, head, links, repeats):
         links.summaries[head.index] = latest
 
 
-def _accompanied(tree: Tree, leaf: Node, head: Node, echoes: list[Node], repeats: Repeats) -> bool:
-    """Whether the leaf's question or history came along with its text: then that is an edited history.
+def _accompanied(tree: Tree, leaf: Node, head: Node, links: Links, repeats: Repeats) -> bool:
+    """Whether the leaf's question or its whole history came along with its text: then that is an edited history.
 
-    A summary stands in place of both.
+    A summary stands in place of both, though the latest turns may be kept beside it.
     """
-    history = {node.index for node in tree.path(leaf)[:-1]}
-    shown = sum(node.index in history for node in echoes)
-    return (head.index, leaf.index) in repeats.asked or 2 * shown > len(history)
+    acted = {node.index for node in tree.path(leaf)[:-1] if links.evidence[node.index].tool_calls != 0}
+    shown = {node.index for node in links.echoes[head.index]}
+    return (head.index, leaf.index) in repeats.asked or (bool(acted) and acted <= shown)
 
 
 def _summary(
