@@ -106,6 +106,7 @@ def test_a_summariser_in_a_context_of_its_own_belongs_to_who_continues(recorder)
     recorder.call("sum", evidence={"system": "S-sum", "first_user": "transcript ...", "text": SUMMARY})
     recorder.call("c", evidence=CONTINUED)
     assert recorder.roles() == {"a": "main", "sum": "main-summary", "c": "main"}
+    assert [context.cause for context in contexts_of(recorder.tree())] == ["start", "summary", "compaction"]
 
 
 def test_title_generation_is_auxiliary_even_when_it_comes_first(recorder):

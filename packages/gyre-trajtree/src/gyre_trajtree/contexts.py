@@ -304,6 +304,8 @@ def _cause(context: Context, found: Contexts, anchor: Context) -> tuple[str, Nod
         return "compaction", leaf
     if context.reads_history:
         return "summary", context.echoes[-1]
+    if context.lone and any(summary.leaf is context.head for summary in found.links.summaries.values()):
+        return "summary", None
     if context.family == AUXILIARY:
         return "auxiliary", None
     if context.echoes:

@@ -58,7 +58,8 @@ def infer_roles(tree: Tree, task_prompt: str | None = None) -> dict[str, RoleDec
     found = find_contexts(tree, task_prompt)
     leaves = tree.leaves()
     opened = _opened_by(found)
-    jobs = {leaf.index: _job_votes(leaf, found, opened) for leaf in leaves}
+    past = {context.passed_over.index: context for context in found.all if context.passed_over}
+    jobs = {leaf.index: _job_votes(leaf, found, opened, past) for leaf in leaves}
     _vote_same_request(leaves, jobs, found)
     for leaf in leaves:
         _vote_words(leaf, jobs[leaf.index], found)
@@ -91,7 +92,8 @@ def _decide(leaf: Node, job: Votes, found: Contexts, opened: dict[int, Context])
     return RoleDecision(role, confidence, tuple(reason for _, reason in ordered))
 
 
-def _job_votes(leaf: Node, found: Contexts, opened: dict[int, Context]) -> Votes:
+def _job_votes(leaf: Node, found: Contexts, opened: dict[int, Context], past: dict[int, Context]) -> Votes:
+    """Votes for what a leaf does, by the contexts that it `opened` and those that went on `past` it."""
     votes = Votes({"drives": DRIVES, "summarises": 0.0})
     context, own = found.by_node[leaf.index], found.links.evidence[leaf.index]
     if own.tool_calls:
@@ -103,7 +105,7 @@ def _job_votes(leaf: Node, found: Contexts, opened: dict[int, Context]) -> Votes
         votes.add("summarises", weight, f"its text opens the context of call {after.head.id}")
     if context.reads_history:
         votes.add("summarises", READS_HISTORY, "reads another context's history, without tools")
-    if over := next((after for after in found.all if after.passed_over is leaf), None):
+    if over := past.get(leaf.index):
         votes.add("summarises", PASSED_OVER, f"its agent goes on past it at call {over.head.id}")
     if _aside(leaf, context):
         votes.add("summarises", ASIDE, "it stands beside the line of work")
