@@ -1,4 +1,4 @@
-"""Speed and memory of gyre-trajtree: load, build, append, draw, materialise, pack.
+"""Speed and memory of gyre-trajtree: load, build, append, draw, materialise, infer roles, pack.
 
     python benchmarks/trajtree.py [--repeats 5] [--tokens 1000000]
 
@@ -7,7 +7,8 @@ held meanwhile, over the size of the tree's arrays (ids and log-probs). `by_pref
 tokens from whole prompts; for `memory` they are taken one at a time. `append` adds one call of 200 + 100 tokens to a
 tree of 200,000 tokens on one path, given its parent or its whole prompt. `draw` draws for 512 executions of 600 calls
 each, trees and roles made before: once in the shape of a run (compactions, sub-agents, forks), once with 300 leaves on
-one path. `rows` expands the draws of one execution of the first shape. `pack` packs 2,560 rows, sizes log-normal. Times
+one path. `rows` expands the draws of one execution of the first shape, `roles` infers its roles from tokens alone, and those of
+200 calls whose prompts were each encoded anew. `pack` packs 2,560 rows, sizes log-normal. Times
 are medians. The last line is one JSON object.
 """
 
@@ -30,6 +31,7 @@ from gyre_trajtree import (
     draw,
     execution_rng,
     flat_row,
+    infer_roles,
     pack,
     shared_rows,
 )
@@ -215,6 +217,27 @@ def rows(repeats: int) -> dict:
     return result
 
 
+def inference(repeats: int) -> dict:
+    run, _ = run_shape(np.random.default_rng(0), 333)
+    result = {"run_ms": median_ms(lambda: infer_roles(run), repeats)}
+    anew = Tree("x")
+    for each in encoded_anew(np.random.default_rng(0)):
+        anew.add(each)
+    result["anew_prompt_tokens"] = sum(len(node.call.input_ids) for node in anew.nodes)
+    return result | {"anew_ms": median_ms(lambda: infer_roles(anew), repeats)}
+
+
+def encoded_anew(rng: np.random.Generator) -> Iterator[Call]:
+    """200 calls whose writer encodes each prompt anew, so that none extends the one before it exactly."""
+    prompt = tokens(3000, rng)
+    for number in range(200):
+        each = call(number, None, prompt, 250, rng)
+        yield each
+        again = each.output_ids.copy()
+        again[0] = (again[0] + 1) % VOCABULARY
+        prompt = np.concatenate((prompt, again, tokens(250, rng)))
+
+
 def packing(repeats: int) -> dict:
     sizes = np.clip(np.random.default_rng(0).lognormal(9.2, 0.9, 2560), 1, 65_536).astype(int).tolist()
     return {
@@ -236,6 +259,7 @@ def main() -> None:
     result["append"] = append(options.repeats)
     result["draw"] = drawing(options.repeats)
     result["rows"] = rows(options.repeats)
+    result["roles"] = inference(options.repeats)
     result["pack"] = packing(options.repeats)
     print(json.dumps(result))
 
