@@ -7,8 +7,8 @@ held meanwhile, over the size of the tree's arrays (ids and log-probs). `by_pref
 tokens from whole prompts; for `memory` they are taken one at a time. `append` adds one call of 200 + 100 tokens to a
 tree of 200,000 tokens on one path, given its parent or its whole prompt. `draw` draws for 512 executions of 600 calls
 each, trees and roles made before: once in the shape of a run (compactions, sub-agents, forks), once with 300 leaves on
-one path. `rows` expands the draws of one execution of the first shape, `roles` infers its roles from tokens alone, and those of
-200 calls whose prompts were each encoded anew. `pack` packs 2,560 rows, sizes log-normal. Times
+one path. `rows` expands the draws of one execution of the first shape. `roles` infers its roles from tokens alone, and
+those of 200 calls whose prompts were each encoded anew. `pack` packs 2,560 rows, sizes log-normal. Times
 are medians. The last line is one JSON object.
 """
 
