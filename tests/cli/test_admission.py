@@ -17,7 +17,7 @@ def writer(tmp_path):
 
 
 def admission(tmp_path, j_max=5, seed=0) -> Admission:
-    return Admission(History(tmp_path / "run.jsonl"), lambda execution: "do it", j_max, "mean", seed)
+    return Admission(History(tmp_path / "run.jsonl"), j_max, "mean", seed)
 
 
 def record(writer, execution, score, calls=2, status="valid"):

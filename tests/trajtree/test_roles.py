@@ -1,3 +1,4 @@
+import pytest
 from gyre_trajtree import ROLES, contexts_of, infer_roles
 from hypothesis import given
 from hypothesis import strategies as st
@@ -377,3 +378,12 @@ def test_a_task_that_is_a_summary_is_the_main_agents(recorder):
     recorder.call("a", evidence=own | {"tool_calls": 1})
     recorder.call("b", "a", evidence=own | {"tool_calls": 0, "text": "Done."})
     assert recorder.roles(task_prompt=task) == {"b": "main"}
+
+
+@pytest.mark.parametrize("kind", ["title", "probe"])
+def test_a_context_that_works_is_no_side_request_whatever_a_header_says(recorder, kind):
+    recorder.call("a", evidence=MAIN)
+    worker = {"system": "S-own", "tools": "T-own", "first_user": "Look.", "kind": kind, "tool_calls": 1}
+    recorder.call("b", evidence=worker)
+    recorder.call("c", "b", evidence=worker)
+    assert recorder.roles() == {"a": "main", "c": "sub-agent"}

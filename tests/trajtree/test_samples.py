@@ -153,11 +153,11 @@ def test_samples_of_a_finished_run_are_those_that_training_drew(tmp_path):
             )
         records += [Execution(name, "closed"), Assessment(name, "valid", float(number))]
     path = write_log(tmp_path / "run.jsonl", records)
-    trained = Admission(History(path), lambda execution: "Do it.", 3, "mean", seed=7)
+    trained = Admission(History(path), 3, "mean", seed=7)
     group = trained.admit([f"g~{number}" for number in range(4)])
     with RunLogIndex(path) as index:
         ledger = Ledger()
-        samples = list(sample_run(index, j_max=3, seed=7, ledger=ledger, prompts=lambda execution: "Do it."))
+        samples = list(sample_run(index, j_max=3, seed=7, ledger=ledger))
     expected = [
         (execution.advantage, row.ids.tolist(), row.targets.tolist())
         for execution in group.executions

@@ -6,12 +6,11 @@ of trained or excluded, each exclusion with a reason (`Ledger`). An execution is
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gyre_trainer.rows import TrainingExecution
-from gyre_trajtree import Ledger, RecordedExecution, RunLogTail, flat_row, group_advantages
+from gyre_trajtree import AccountError, Ledger, RecordedExecution, RunLogTail, flat_row, group_advantages
 from gyre_trajtree.admission import Admitted, admit, refusal_of
 from gyre_trajtree.executions import execution_of
 
@@ -50,13 +49,10 @@ class AdmittedGroup:
 class Admission:
     """Admits groups of executions and keeps the token ledger of the run."""
 
-    def __init__(
-        self, history: History, prompts: Callable[[str], str], j_max: int, normalise: str, seed: int
-    ) -> None:
-        """`prompts` gives the task prompt of an execution; `j_max` 0 takes all trajectories; `seed` decides the
+    def __init__(self, history: History, j_max: int, normalise: str, seed: int) -> None:
+        """`j_max` 0 takes all trajectories; `seed` decides the
         draws, whatever the order of admission.
         """
-        self._prompts = prompts
         self.history = history
         self.ledger = Ledger()
         self._j_max = j_max or None
@@ -89,7 +85,7 @@ class Admission:
         self.history.refresh()
         for execution, recorded in self.history.executions.items():
             if execution in self._admitted:
-                self.ledger.exclude(recorded.late, "late")
+                self.ledger.exclude([*recorded.calls, *recorded.late], "late")
             else:
                 self._admit(
                     recorded, refusal_of(recorded, require_reward=recorded.assessed) or "not-consumed"
@@ -99,6 +95,8 @@ class Admission:
 
     def _execution(self, recorded: RecordedExecution, advantage: float) -> TrainingExecution:
         """The rows of one execution; a failure placeholder has none."""
+        if recorded.id in self._admitted:
+            raise AccountError(f"execution {recorded.id} is admitted a second time")
         self._admitted.add(recorded.id)
         found = self._admit(recorded, refusal_of(recorded, require_reward=True))
         rows = [flat_row(recorded.id, drawn) for drawn in found.draws]
@@ -107,7 +105,6 @@ class Admission:
         return TrainingExecution.from_trajectories(recorded.id, advantage, rows)
 
     def _admit(self, recorded: RecordedExecution, refusal: str | None) -> Admitted:
-        prompt = self._prompts(recorded.id) if recorded.calls else None
-        found = admit(recorded, self._j_max, self._seed, refusal, task_prompt=prompt)
+        found = admit(recorded, self._j_max, self._seed, refusal)
         self.ledger.merge(found.ledger)
         return found

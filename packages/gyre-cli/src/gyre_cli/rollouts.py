@@ -92,10 +92,6 @@ class Rollouts:
         except Exception as error:
             raise RunFailed(f"the task source failed after {len(self.groups)} tasks: {error}") from error
 
-    def prompt(self, execution: str) -> str:
-        """The task prompt of an execution."""
-        return self.groups[group_of(execution)].task["prompt"]
-
     async def drop(self, group: int, reason: str) -> None:
         self._record.event("drop", group=group, reason=reason)
 
@@ -178,6 +174,7 @@ class Rollouts:
                 task=group.task["id"],
                 dispatch_version=group.version,
                 harness=" ".join(self._config.harness.command),
+                prompt=group.task["prompt"],
                 deadline=time.time() + self._config.harness.timeout_s,
                 time=time.time(),
             )

@@ -198,9 +198,7 @@ class Run:
             fail=self._fail,
         )
         training = config.training
-        self.admission = Admission(
-            self.history, self.rollouts.prompt, training.j_max, training.advantages, config.seed
-        )
+        self.admission = Admission(self.history, training.j_max, training.advantages, config.seed)
         self.roles = CellRoles(pool, self.routes, record, progress, self._post, self._fail)
         self.training = Training(
             pool=pool,

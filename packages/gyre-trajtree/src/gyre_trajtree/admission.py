@@ -41,17 +41,18 @@ def admit(
 ) -> Admitted:
     """Draw from one execution (paper section 5.3), unless `refusal` says why it trains nothing.
 
-    `j_max` (None: all trajectories), `seed` and `train_auxiliary` as for `draw` and `execution_rng`; `task_prompt` as for
-    `infer_roles`. Raises TrajtreeError for a negative `j_max`, AccountError when a token would be lost or trained twice.
+    `j_max` (None: all trajectories), `seed` and `train_auxiliary` as for `draw` and `execution_rng`; `task_prompt` as
+    for `infer_roles`, None takes the one that the log records. Raises TrajtreeError for a negative `j_max`,
+    AccountError when a token would be lost or trained twice.
     """
     found = Admitted(recorded, Tree(recorded.id), refusal)
     found.ledger.exclude(recorded.late, "late")
     if recorded.calls:
-        found.tree = Tree.from_calls(recorded.calls, found.rejected)
+        found.tree = Tree.from_calls(recorded.calls, found.rejected, recorded.id)
         found.ledger.exclude((each.call for each in found.rejected), "rejected")
     if not found.tree.nodes:
         return found
-    found.roles = infer_roles(found.tree, task_prompt)
+    found.roles = infer_roles(found.tree, recorded.prompt if task_prompt is None else task_prompt)
     if refusal is None:
         generator = execution_rng(seed, recorded.id)
         found.draws = draw(found.tree, found.roles, j_max, generator, train_auxiliary)

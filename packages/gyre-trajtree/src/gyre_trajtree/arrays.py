@@ -34,7 +34,7 @@ def token_array(value: Any, name: str) -> np.ndarray:
     array = _unpacked(value, TOKEN_DTYPE, name) if isinstance(value, dict) else _integers(value, name)
     if array.size and (array.min() < 0 or array.max() > MAX_INT32):
         raise RecordError(f"call: field {name!r} holds a token id outside 0..{MAX_INT32}")
-    return np.ascontiguousarray(array, TOKEN_DTYPE)
+    return np.array(array, TOKEN_DTYPE)  # a copy: what was checked must not change with the caller's array
 
 
 def logprob_array(value: Any, count: int) -> np.ndarray:
@@ -99,7 +99,7 @@ def _reals(value: Any, name: str) -> np.ndarray:
         raise refused
     try:
         with np.errstate(over="ignore"):  # the caller refuses infinities
-            return np.ascontiguousarray(value, LOGPROB_DTYPE)
+            return np.array(value, LOGPROB_DTYPE)
     except OverflowError as error:
         raise refused from error
 

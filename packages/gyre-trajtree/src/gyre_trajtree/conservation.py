@@ -26,7 +26,7 @@ REASONS = {
     "aborted": "an attempt that was cut off and that the harness repeated",
     "retried": "a whole attempt that the harness repeated",
     "auxiliary": "only auxiliary leaves lie below, and these do not train",
-    OVER_J_MAX: "on no drawn path: J_max trajectories were drawn without it",
+    OVER_J_MAX: "on no path that was drawn",
     "unresolved": "the execution was assessed without a valid reward",
     "placeholder": "the execution left nothing to assess; its reward of 0 counts in its group's baseline alone",
     "unassessed": "the execution was never assessed, though others were",
@@ -154,7 +154,16 @@ def _mark_row(tree: Tree, row: Trajectory, used: dict[int, np.ndarray]) -> None:
             ids = row.ids[start : start + len(recorded)]
             if not np.array_equal(ids, recorded[: len(ids)]):
                 raise AccountError(f"trajectory {row.leaf}: tokens differ from what call {node.id} recorded")
-        targets = row.targets[node.output_start : node.end]
+        sampled = slice(node.output_start, node.end)
+        logprobs, versions = row.logprobs[sampled], row.versions[sampled]
+        if not (
+            np.array_equal(logprobs, node.call.logprobs[: len(logprobs)], equal_nan=True)
+            and np.array_equal(versions, node.call.token_versions()[: len(versions)])
+        ):
+            raise AccountError(
+                f"trajectory {row.leaf}: log-probs or versions differ from what call {node.id} recorded"
+            )
+        targets = row.targets[sampled]
         if count := int(np.count_nonzero(targets)):
             _mark(node, np.pad(targets, (0, len(node.trainable) - len(targets))), used)
             placed += count

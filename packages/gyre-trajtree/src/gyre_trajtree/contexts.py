@@ -18,10 +18,6 @@ from gyre_trajtree.tree import Node, Tree
 
 MAIN, SUB_AGENT, AUXILIARY = "main", "sub-agent", "auxiliary"
 FAMILIES = (MAIN, SUB_AGENT, AUXILIARY)
-CAUSES = ("start", "delegation", "fork", "compaction", "summary", "edit", "auxiliary")
-"""Why a context begins: a conversation of its own, a tool call that delegates, a copy of a parent's context,
-a summary that stands for an earlier context, a request to summarise one, a changed history, a side request."""
-
 ANCHOR = 3.0  # the head most like the original task's
 SPAWNED = {"exact": 5.0, "carried": 4.0, "words": 2.0}
 SPAWNED_AFTERWARDS = 2.0  # the caller's context had ended: notes kept for later read like a brief
@@ -99,7 +95,7 @@ class Context:
     passed_over: Node | None = None
     """The leaf of the agent's last context that this one goes on past, as after a summary of it."""
     cause: str = "start"
-    """One of CAUSES."""
+    """Why it begins, a key of `strands.BRANCH_CAUSES`."""
     source: Node | None = None
     """The call that caused it: the delegating one, the summary, or the latest one repeated; None at a start."""
 
@@ -124,6 +120,10 @@ class Context:
         own = self.evidence
         asked = own.last_user != own.first_user and any(text in own.last_user for text in self.spawn.texts)
         return self.head.parent is not None or (asked and self.spawn.caller in self.echoes)
+
+    def works(self, evidence: list[Evidence]) -> bool:
+        """Whether it goes on or calls tools, as no title, topic or probe does. `evidence` is that of each call."""
+        return not self.lone or bool(evidence[self.head.index].tool_calls)
 
     def offered(self, tools: str) -> bool:
         """Whether some call of it had these tools."""
@@ -223,9 +223,10 @@ def _vote(context: Context, earlier: list[Context], found: Contexts, anchor: Con
     if context is not anchor and not context.forks:
         _vote_links(context, found)
         _vote_setting(context, earlier, anchor)
-    if hinted := _claimed_family(context.evidence):
+    hinted = _claimed_family(context.evidence)
+    if hinted and not (hinted == AUXILIARY and context.works(found.links.evidence)):
         votes.add(hinted, HINT, f"the harness calls it {context.evidence.claim!r}")
-    elif _other_agent(context.evidence, anchor.evidence):
+    if not hinted and _other_agent(context.evidence, anchor.evidence):
         votes.add(SUB_AGENT, HINT, "the harness names another agent of the same session")
 
 

@@ -7,6 +7,7 @@ TrajtreeError
     RunLogFull         the disk is full; the log was left as it was before the append
   TreeError            calls that do not form a tree
   RewardError          a reward that is no finite number
+  ExportError          samples that cannot be exported, or not to that place
   AccountError         sampled tokens differ from trained plus excluded tokens
 """
 
@@ -41,6 +42,10 @@ class TreeError(TrajtreeError):
 
 class RewardError(TrajtreeError):
     """A reward that is no finite number."""
+
+
+class ExportError(TrajtreeError):
+    """Samples that cannot be exported, or not to that place."""
 
 
 class AccountError(TrajtreeError):

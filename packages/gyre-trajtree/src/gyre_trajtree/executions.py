@@ -54,6 +54,11 @@ class RecordedExecution:
         return self._latest("harness")
 
     @property
+    def prompt(self) -> str | None:
+        """The text that the harness was started with, as the latest state that names one says."""
+        return self._latest("prompt")
+
+    @property
     def designated(self) -> Assessment | None:
         """The assessment that supplies the reward; None when no assessment is marked as designated.
 

@@ -108,7 +108,7 @@ def inspect(
     )
     if tree.nodes:
         found.dead = dead_tips(tree)
-        found.strands = strands_of(tree, contexts_of(tree), found.roles, found.dead)
+        found.strands = strands_of(tree, contexts_of(tree, recorded.prompt), found.roles, found.dead)
         found.ends = {drawn.path[-1].index: number for number, drawn in enumerate(found.draws, 1)}
         found.fates = _fates(found, refusal or OVER_J_MAX)
     return found

@@ -4,6 +4,7 @@ Invariant: every item is in exactly one bin; no bin passes the budget, except th
 budget sits alone in its own and is reported. The same sizes give the same bins.
 """
 
+import operator
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 
@@ -22,6 +23,10 @@ def pack(sizes: Sequence[int], budget: int, oversize: list[int] | None = None) -
     """
     if budget < 1:
         raise TrajtreeError(f"the token budget must be at least 1, not {budget}")
+    try:
+        sizes = [operator.index(size) for size in sizes]
+    except TypeError as error:
+        raise TrajtreeError(f"sizes must be whole numbers of tokens: {error}") from error
     if any(size < 0 for size in sizes):
         raise TrajtreeError(f"sizes must not be negative, but one is {min(sizes)}")
     falling = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))

@@ -57,6 +57,8 @@ class Execution:
     dispatch_version: int | None = None
     """Published version (training step) when the group was dispatched."""
     harness: str | None = None
+    prompt: str | None = None
+    """The text that the harness was started with."""
     deadline: float | None = None
     """Unix seconds."""
     time: float | None = None

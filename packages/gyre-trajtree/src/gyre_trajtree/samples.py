@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gyre_trajtree.admission import Admitted, admit, refusal_of
 from gyre_trajtree.advantages import group_advantages
 from gyre_trajtree.conservation import Ledger
+from gyre_trajtree.errors import TrajtreeError
 from gyre_trajtree.executions import RecordedExecution
 from gyre_trajtree.rows import Trajectory, flat_row
 
@@ -71,15 +72,19 @@ def sample_run(
     """The samples of all executions of a log, in the order of their first appearance, each one's by role priority.
 
     `index` is a `RunLogIndex`, whose rewards are read before this returns and whose calls are read as samples are taken,
-    or anything else that gives the same executions twice. `j_max` (None: all
-    trajectories), `seed` and `train_auxiliary` as for `draw` and `execution_rng`; `normalise` as for
-    `group_advantages`. `require_reward` leaves out executions without a valid reward; None means that it does if the
-    log assesses any execution. `prompts` gives the task prompt of an execution by its id, for `infer_roles`. `ledger`
-    takes the accounts, and is complete when the iterator has ended.
+    or anything else that gives the same executions twice. `j_max` (None: all trajectories), `seed` and
+    `train_auxiliary` as for `draw` and `execution_rng`; `normalise` as for `group_advantages`. `require_reward` leaves
+    out executions without a valid reward; None means that it does if the log assesses any execution. `prompts` gives
+    the task prompt of an execution by its id where the log does not record it. `ledger` takes the accounts, and is
+    complete when the iterator has ended.
 
     A failure placeholder counts in its group's baseline and gives no sample. Raises RewardError for an unknown
     `normalise`, TrajtreeError for a negative `j_max`, AccountError when a token would be lost or trained twice.
     """
+    if iter(index) is index:
+        raise TrajtreeError(
+            "sample_run reads the executions twice; pass a RunLogIndex or a list, no iterator"
+        )
     outcomes = _outcomes(index)
     if require_reward is None:
         require_reward = any(outcome.assessed for outcome in outcomes.values())

@@ -27,7 +27,12 @@ class Draw:
 
 
 def execution_rng(seed: int, execution: str) -> np.random.Generator:
-    """The generator of one execution's draws: the same whatever is drawn before it."""
+    """The generator of one execution's draws: the same whatever is drawn before it.
+
+    Raises TrajtreeError for a negative seed.
+    """
+    if seed < 0:
+        raise TrajtreeError(f"the seed must be at least 0, not {seed}")
     return np.random.default_rng([seed, zlib.crc32(execution.encode())])
 
 
@@ -50,7 +55,11 @@ def draw(
     for end, leaf in live_ends(tree):
         if leaf.id not in roles:
             raise TrajtreeError(f"leaf {leaf.id} has no role; pass what infer_roles returned for this tree")
-        if (role := roles[leaf.id].role) in classes:
+        if (role := roles[leaf.id].role) not in ROLES:
+            raise TrajtreeError(
+                f"leaf {leaf.id} has the unknown role {role!r}; choose one of {', '.join(ROLES)}"
+            )
+        if role in classes:
             classes[role].append(end)
     unmasked = _Unmasked(tree)
     drawn: list[Draw] = []

@@ -85,8 +85,13 @@ class Tree:
         """Filled when a prompt is first looked for: calls with known parents need none."""
 
     @classmethod
-    def from_calls(cls, calls: Iterable[Call], rejected: list[RejectedCall] | None = None) -> "Tree":
-        """The tree of one execution's calls, given in the order of the log.
+    def from_calls(
+        cls,
+        calls: Iterable[Call],
+        rejected: list[RejectedCall] | None = None,
+        execution: str | None = None,
+    ) -> "Tree":
+        """The tree of one execution's calls, given in the order of the log; None: the first call's execution.
 
         A call that cannot join (another execution's, a repeated id, a parent that no earlier call has) is
         appended to `rejected` and the rest is built; the tree may then be empty. Raises TreeError for such a
@@ -95,7 +100,7 @@ class Tree:
         tree: Tree | None = None
         for call in calls:
             if tree is None:
-                tree = cls(call.execution)
+                tree = cls(call.execution if execution is None else execution)
             try:
                 tree.add(call)
             except TreeError as error:
@@ -193,7 +198,11 @@ def dead_tips(tree: Tree) -> dict[str, str]:
     A leaf is one when a later call says it repeats it (`attempt_of`), or when it was aborted and a later
     sibling answered the same request. Reason: "aborted", or "retried" when the lost attempt was whole.
     """
-    repeated = {node.call.attempt_of for node in tree.nodes if node.call.attempt_of}
+    repeated = {
+        name
+        for node in tree.nodes
+        if (name := node.call.attempt_of) in tree and tree[name].index < node.index
+    }
     latest = _latest_answers(tree)
     reasons = {}
     for node in tree.nodes:
@@ -211,7 +220,8 @@ def _latest_answers(tree: Tree) -> dict[tuple, int]:
     if latest:
         parents = {parent for parent, _ in latest}
         for node in tree.nodes:
-            if _above(node) in parents and (request := _request(node)) in latest:
+            answered = node.call.finish in ("stop", "length")
+            if answered and _above(node) in parents and (request := _request(node)) in latest:
                 latest[request] = node.index
     return latest
 

@@ -48,7 +48,12 @@ def export(
 
 def _tallied(samples: Iterable[Sample], tally: Ledger) -> Iterator[Sample]:
     """The samples, each checked, with their targets and roles counted."""
+    written: set[tuple[str, str]] = set()
     for sample in samples:
+        name = sample.execution, sample.leaf
+        if name in written:
+            raise AccountError(f"trajectory {sample.leaf} of execution {sample.execution} is exported twice")
+        written.add(name)
         tally.trained += _sound(sample)
         tally.roles[sample.role] += 1
         yield sample

@@ -10,11 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from gyre_trajtree.errors import TrajtreeError
-
-
-class ExportError(TrajtreeError):
-    """Samples that cannot be exported, or not to that place."""
+from gyre_trajtree.errors import ExportError
 
 
 @contextmanager
