@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from gyre_proxy.errors import SettingsError
 from gyre_trajtree import Execution, RunLogWriter, Tree, executions, read_run_log
 from proxy_stage import DEADLINE_S, Proxy, wait_until
 
@@ -110,6 +111,41 @@ def test_an_execution_that_was_closed_stays_closed(start, tmp_path):
     answer = proxy.post("chat/completions", body(USER))
     assert answer.status_code == 410, answer.text
     assert proxy.post("chat/completions", body(USER), execution="other").status_code == 200
+
+
+def test_a_log_of_another_tokenizer_is_refused(start, tmp_path):
+    proxy, _ = start([CALL])
+    turn(proxy, USER)
+    log = tmp_path / "run.jsonl"
+    header, _, rest = log.read_bytes().partition(b"\n")
+    header = json.loads(header)
+    header["meta"]["tokenizer"] = "0123"
+    log.write_bytes(json.dumps(header).encode() + b"\n" + rest)
+    with pytest.raises(SettingsError, match="another tokenizer"):
+        start([CALL])
+
+
+@pytest.mark.parametrize(
+    "field", [{"context": "zz"}, {"digest": "zz"}, {"sampling": {"stop": 5}}, {"tool_ids": 1}]
+)
+def test_calls_that_another_writer_recorded_in_an_odd_way_are_left_as_they_are(start, tmp_path, field):
+    proxy, _ = start([CALL])
+    turn(proxy, USER)
+    log = tmp_path / "run.jsonl"
+    header, line = log.read_bytes().splitlines()
+    log.write_bytes(header + b"\n" + json.dumps(json.loads(line) | field).encode() + b"\n")
+    proxy, _ = start(["Hello."])
+    assert turn(proxy, USER)["content"] == "Hello."
+
+
+def test_the_latest_deadline_counts_after_a_restart(start, tmp_path):
+    proxy, _ = start(["Hello."])
+    turn(proxy, USER)
+    with RunLogWriter(tmp_path / "run.jsonl") as log:
+        log.append(Execution("e", "opened", deadline=1.0))
+        log.append(Execution("e", "opened", deadline=9e9))
+    proxy, _ = start(["Hello."])
+    turn(proxy, USER)
 
 
 def test_an_unreadable_line_costs_its_call_only(start, tmp_path):

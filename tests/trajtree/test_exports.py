@@ -345,7 +345,7 @@ def test_a_sample_that_goes_missing_or_comes_twice_is_noticed(tmp_path, format):
     for change in (lambda found: found[1:], lambda found: [*found, found[0]]):
         ledger = Ledger()
         found = list(sample_run(recorded(hand_written_run()), ledger=ledger))
-        with pytest.raises(AccountError, match="9"):
+        with pytest.raises(AccountError, match="9 in|twice"):
             export(change(found), format, tmp_path / "out", ledger)
     assert os.listdir(tmp_path) == []
 

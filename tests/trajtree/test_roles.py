@@ -1,5 +1,6 @@
 import pytest
 from gyre_trajtree import ROLES, contexts_of, infer_roles
+from gyre_trajtree.evidence import plain
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -387,3 +388,45 @@ def test_a_context_that_works_is_no_side_request_whatever_a_header_says(recorder
     recorder.call("b", evidence=worker)
     recorder.call("c", "b", evidence=worker)
     assert recorder.roles() == {"a": "main", "c": "sub-agent"}
+
+
+def test_a_brief_that_is_nearly_all_that_a_call_wrote_is_still_a_brief(recorder):
+    brief = recorder.fresh(200)
+    recorder.call("a", out=[*recorder.fresh(3), *brief, *recorder.fresh(1)])
+    recorder.call("sub", new=recorder.fresh(60) + brief + recorder.fresh(5))
+    recorder.call("b", "a")
+    assert without_evidence(recorder) == {"sub": "sub-agent", "b": "main"}
+
+
+def test_a_turn_that_is_kept_whole_is_no_brief(recorder):
+    turn = recorder.fresh(60)
+    recorder.call("a", out=turn)
+    recorder.call("b", "a")
+    recorder.call("c", new=recorder.fresh(20) + turn + recorder.fresh(5))
+    assert without_evidence(recorder) == {"b": "main", "c": "main"}
+
+
+def test_a_word_in_a_name_asks_for_no_summary(recorder):
+    recorder.call("a", evidence=MAIN)
+    recorder.call(
+        "b", "a", evidence=MAIN | {"last_user": "Fix the bug in summary_table.py now", "tool_calls": 0}
+    )
+    assert recorder.roles() == {"b": "main"}
+
+
+def test_the_first_call_of_an_execution_summarises_nothing_whatever_a_header_says(recorder):
+    recorder.call("a", evidence=MAIN | {"kind": "compact", "tool_calls": 0})
+    assert recorder.roles() == {"a": "main"}
+
+
+def test_a_conversation_begun_once_more_is_no_sub_agent_of_the_first(recorder):
+    recorder.call("a", evidence=MAIN | {"spawns": [TASK]})
+    recorder.call("b", "a", evidence=MAIN)
+    recorder.call("again", evidence=MAIN)
+    assert recorder.roles() == {"b": "main", "again": "main"}
+
+
+def test_marks_that_never_close_cost_one_look(recorder):
+    text = "<analysis>" * 40_000
+    assert plain(f"<analysis>x</analysis>{text}") == text
+    assert plain("a<system-reminder>b</system-reminder> c <analysis>d</analysis>e") == "a c e"

@@ -332,6 +332,8 @@ def _terminate(number: int, frame: object) -> None:
 def main() -> None:
     """Entry point: a failure is one line on standard error and an exit code as above."""
     signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # a terminal without a sign shows a question mark
     try:
         app()
         sys.stdout.flush()

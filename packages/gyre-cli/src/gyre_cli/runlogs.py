@@ -110,8 +110,10 @@ class Watched:
                 bar.stop()
 
 
-def refuse_existing(target: Path, force: bool) -> None:
-    """Raise MisuseError before any work for a target that would be lost, or that cannot be a file."""
+def refuse_existing(target: Path, force: bool, log: Path | None = None) -> None:
+    """Raise MisuseError before any work for a target that would be lost, that cannot be a file, or that is the log."""
+    if log and target.exists() and log.exists() and target.samefile(log):
+        raise MisuseError(f"{target} is the run log itself, which is never written over; name another file")
     if target.is_dir():
         raise MisuseError(f"{target} is a folder; name a file")
     if target.exists() and not force:

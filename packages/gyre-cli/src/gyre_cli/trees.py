@@ -42,7 +42,7 @@ def inspect_log(look: Look, as_json: bool) -> dict[str, Any]:
     Lines that cannot be read are named on standard error and under "corrupt_lines"; the rest is shown.
     """
     if look.html:
-        refuse_existing(look.html, look.force)
+        refuse_existing(look.html, look.force, look.log)
     elif look.tokenizer:
         raise MisuseError("--tokenizer is for the texts of a page; add --html FILE")
     corrupt: list[RunLogCorrupt] = []
@@ -95,7 +95,7 @@ def sample_log(wanted: Sampling, as_json: bool) -> dict[str, Any]:
     account holds.
     """
     if wanted.target:
-        refuse_existing(wanted.target, wanted.force)
+        refuse_existing(wanted.target, wanted.force, wanted.log)
     ledger = Ledger()
     with opened(wanted.log) as index:
         samples = sample_run(

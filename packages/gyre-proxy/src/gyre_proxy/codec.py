@@ -5,6 +5,7 @@ schema or a call's arguments are encoded as plain text. Nothing is added to an e
 its own BOS). The tokens of a suffix never depend on the tokens before it.
 """
 
+import hashlib
 import json
 import re
 import unicodedata
@@ -42,6 +43,9 @@ class Codec:
 
     def __init__(self, directory: str | Path, template_arguments: Mapping[str, object] | None = None) -> None:
         files = _read(Path(directory))
+        content = (Path(directory) / "tokenizer.json").read_bytes()
+        self.digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+        """Identity of the tokenizer: ids of another mean something else."""
         self._tokenizer = files.tokenizer
         self.template = ChatTemplate(files.template, {**files.specials, **(template_arguments or {})})
         self.context_length = files.context_length

@@ -133,17 +133,20 @@ def restored(recorded: RecordedExecution, codec: Codec, tool_parser: str) -> Ses
     Calls that another writer recorded have no `context`: they count and stay as they are, nothing extends them.
     """
     session = Session(recorded.id)
-    session.deadline = next((state.deadline for state in recorded.states if state.deadline), None)
+    deadlines = [state.deadline for state in recorded.states if state.deadline]
+    session.deadline = deadlines[-1] if deadlines else None
     nodes: dict[str, Node] = {}
     for call in recorded.calls:
-        context, prompt = call.extra.get("context"), call.digest
-        if not (isinstance(context, str) and isinstance(prompt, str)):
+        context, prompt = _digest(call.extra.get("context")), _digest(call.digest)
+        prefix, stop = call.extra.get("tool_ids"), call.sampling.get("stop", [])
+        texts = isinstance(stop, list) and all(isinstance(text, str) for text in stop)
+        if not (context and prompt and isinstance(prefix, str) and texts):
             session.calls += 1
             continue
         ids = call.output_ids.tolist()
-        tools, stop = bool(call.evidence.get("tools")), call.sampling.get("stop", ())
+        tools = bool(call.evidence.get("tools"))
         parsed, _ = said(ids, codec, tool_parser, tools, stop)
-        calls = tool_calls(parsed, call.id, call.extra.get("tool_ids", ""))
+        calls = tool_calls(parsed, call.id, prefix)
         node = None
         if ids and (call.parent is None or call.parent in nodes):
             parent = nodes[call.parent] if call.parent else None
@@ -151,5 +154,13 @@ def restored(recorded: RecordedExecution, codec: Codec, tool_parser: str) -> Ses
                 call.id, parent, call.input_ids, ids, codec.turn_end, calls, parsed.reasoning
             )
         failed = call.finish in ("abort", "error")
-        session.remember(call.id, bytes.fromhex(prompt), bytes.fromhex(context), node, calls, failed)
+        session.remember(call.id, prompt, context, node, calls, failed)
     return session
+
+
+def _digest(value: object) -> bytes | None:
+    """Bytes of a recorded digest; None for anything else, which another writer may have put there."""
+    try:
+        return bytes.fromhex(value) if isinstance(value, str) else None
+    except ValueError:
+        return None

@@ -58,12 +58,18 @@ def serve(
 async def run(settings: Settings, ready: Callable[[dict], None], stop: asyncio.Event) -> None:
     """The same inside a running event loop, until `stop` is set."""
     codec = Codec(settings.tokenizer, settings.template_arguments)
+    meta = {"writer": "gyre-proxy", "model": settings.model, "tokenizer": codec.digest}
     try:
-        log = RunLogWriter(settings.record, meta={"writer": "gyre-proxy", "model": settings.model})
+        log = RunLogWriter(settings.record, meta=meta)
         corrupt: list[RunLogCorrupt] = []
         recorded = RunLogIndex(settings.record, corrupt)
     except TrajtreeError as error:
         raise SettingsError(str(error)) from error
+    known = recorded.header.meta.get("tokenizer") if recorded.header else None
+    if known not in (None, codec.digest):
+        raise SettingsError(
+            f"{settings.record} was recorded with another tokenizer; give that one, or a new file to record into"
+        )
     for error in corrupt:
         _LOG.warning("%s; its call is left out", error)
     gateway = Gateway(settings, codec, log, recorded)

@@ -216,7 +216,7 @@ def _vote(context: Context, earlier: list[Context], found: Contexts, anchor: Con
     akin = system == main_system or (tools and tools == main_tools)
     if akin and not context.forks and (share := task_share(opening, task)):
         votes.add(MAIN, TASK_PROMPT * share, "its opening holds the task")
-    if spawn := context.spawn:
+    if (spawn := context.spawn) and not _starts_anew(context, anchor):
         waits = found.by_node[spawn.caller.index].nodes[-1].index > context.head.index
         weight = SPAWNED[spawn.grade] if waits or spawn.grade == "exact" else SPAWNED_AFTERWARDS
         votes.add(SUB_AGENT, weight, f"call {spawn.caller.id} wrote what it is asked")
@@ -228,6 +228,13 @@ def _vote(context: Context, earlier: list[Context], found: Contexts, anchor: Con
         votes.add(hinted, HINT, f"the harness calls it {context.evidence.claim!r}")
     if not hinted and _other_agent(context.evidence, anchor.evidence):
         votes.add(SUB_AGENT, HINT, "the harness names another agent of the same session")
+
+
+def _starts_anew(context: Context, anchor: Context) -> bool:
+    """Whether it is the main conversation begun once more: what was passed to a tool meanwhile opened the first too."""
+    own, main = context.evidence, anchor.evidence
+    same = own.setting == main.setting and own.first_user == main.first_user
+    return context is not anchor and same and bool(own.first_user) and not context.forks
 
 
 def _vote_links(context: Context, found: Contexts) -> None:

@@ -9,9 +9,9 @@ from functools import cached_property
 
 from gyre_trajtree.records import Call
 
-_WRAPPERS = re.compile(
-    r"<system-reminder>.*?</system-reminder>|<analysis>.*?</analysis>|</?summary>", re.DOTALL
-)
+_WRAPPERS = ("system-reminder", "analysis")
+_WRAPPED = {name: re.compile(rf"<{name}>.*?</{name}>", re.DOTALL) for name in _WRAPPERS}
+_MARKS = re.compile(r"</?summary>")
 
 
 class Evidence:
@@ -101,4 +101,11 @@ class Evidence:
 
 def plain(text: str) -> str:
     """`text` without what harnesses wrap around it, with single spaces."""
-    return " ".join((_WRAPPERS.sub(" ", text) if "<" in text else text).split())
+    if "<" in text:
+        for name, pattern in _WRAPPED.items():
+            end = text.rfind(f"</{name}>") + 1  # so that no search for a closing mark runs to the end in vain
+            text = (
+                pattern.sub(" ", text[: end + len(name) + 2]) + text[end + len(name) + 2 :] if end else text
+            )
+        text = _MARKS.sub(" ", text)
+    return " ".join(text.split())

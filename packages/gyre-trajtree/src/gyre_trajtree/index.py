@@ -82,7 +82,12 @@ class RunLogIndex:
                 continue
             self._file.seek(offset)
             try:
-                recorded.add(parse(self.path, number, self._file.readline()))
+                record = parse(self.path, number, self._file.readline())
+                if execution_of(record) != execution:
+                    raise RunLogError(
+                        f"{self.path}: line {number} changed since it was indexed; index it anew"
+                    )
+                recorded.add(record)
             except RunLogCorrupt as error:
                 self._report(error)
         return recorded

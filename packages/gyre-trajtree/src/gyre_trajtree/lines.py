@@ -26,12 +26,21 @@ def parse_object(line: bytes | str) -> dict:
     if not isinstance(raw, dict):
         raise RecordError("not a JSON object")
     keys, depth = _measure(raw)
-    if depth > MAX_DEPTH:
-        raise RecordError(f"objects and lists are nested {depth} deep, more than {MAX_DEPTH}")
+    _check_depth(depth)
     text = line.encode() if isinstance(line, str) else line
     if _written_keys(text) != keys:
         json.loads(text, object_pairs_hook=_distinct, parse_int=str, parse_float=str)
     return raw
+
+
+def check_writable(raw: dict) -> None:
+    """Raise RecordError for an object that no reader would take because it is nested too deeply."""
+    _check_depth(_measure(raw)[1])
+
+
+def _check_depth(depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise RecordError(f"objects and lists are nested {depth} deep, more than {MAX_DEPTH}")
 
 
 def _measure(raw: dict) -> tuple[int, int]:

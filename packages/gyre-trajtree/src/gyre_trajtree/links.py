@@ -20,7 +20,7 @@ LONG_TEXT = 20
 """Characters from which a text found again is no coincidence."""
 SHORT_TEXT = 8
 """Characters below which a leaf's text found again says nothing."""
-EXACT_TEXT = 4
+EXACT_TEXT = 8
 """Characters from which a brief that is the whole message is no coincidence."""
 PROBE = 160
 """Characters of a summary that are looked for: the rest may be cut off."""
@@ -173,12 +173,12 @@ def _link(tree: Tree, head: Node, answers: "_Answers", repeats: Repeats, links: 
     passed_on = []
     for run in repeats.runs[head.index]:
         calls, source = evidence[run.source.index].tool_calls, run.source
-        turn = run.share >= _TURN and bool(source.children or calls)
+        turn = run.begins and run.share >= _TURN and bool(source.children or calls)
         if turn or (run.share >= _ANSWER and (head.index, source.index) in repeats.asked):
             echoed.add(source.index)
         elif not (source.children or calls) and run.share >= _ANSWER:
             passed_on.append(source)
-        elif spawn is None and calls is None and source.children:
+        elif spawn is None and calls != 0 and source.children:
             links.spawns[head.index] = Spawn(source, (), "carried")
     path = {node.index for node in tree.path(head)}
     links.echoes[head.index] = [tree.nodes[i] for i in sorted(echoed - path) if i < head.index]

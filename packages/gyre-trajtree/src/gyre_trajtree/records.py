@@ -17,7 +17,7 @@ import orjson
 
 from gyre_trajtree.arrays import check_spans, logprob_array, packed_form, token_array
 from gyre_trajtree.errors import RecordError
-from gyre_trajtree.lines import parse_object
+from gyre_trajtree.lines import check_writable, parse_object
 
 FORMAT = "gyre-run-log"
 FORMAT_VERSION = 1
@@ -205,10 +205,12 @@ def to_line(record: Record, packed: bool = False) -> bytes:
     """The record as one JSON line that ends with a newline.
 
     `packed` writes token arrays as base64 little-endian, which is smaller; plain lists are for people.
-    Raises RecordError when a value has no JSON form.
+    Raises RecordError when a value has no JSON form or is nested too deeply.
     """
+    raw = _to_dict(record, packed)
+    check_writable(raw)
     try:
-        return orjson.dumps(_to_dict(record, packed), option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+        return orjson.dumps(raw, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
     except TypeError as error:
         raise RecordError(f"{record.type}: cannot be written as JSON: {error}") from error
 

@@ -7,6 +7,7 @@ always asked for: a leaf that was asked nothing new, or that called tools, drive
 Invariant: every leaf gets exactly one decision; the same tree gives the same decisions.
 """
 
+import re
 from dataclasses import dataclass
 
 from gyre_trajtree.contexts import (
@@ -28,7 +29,7 @@ ROLES = (MAIN, MAIN_SUMMARY, SUB_AGENT, SUB_AGENT_SUMMARY, AUXILIARY)
 
 DRIVES = 2.0
 ACTS = 2.0  # its answer called tools
-ASKED_NOTHING = 2.0  # its prompt adds no user message to its parent's
+ASKED_NOTHING = 2.0  # its prompt adds no user message to its parent's, or opens the execution
 REAPPEARS, REAPPEARS_UNSURE = 5.0, 3.0
 SAME_REQUEST = 5.0  # asked with the words of a request that was answered with a summary
 PASSED_OVER = 2.5  # the agent goes on elsewhere, from turns this leaf does not know
@@ -38,7 +39,11 @@ CLAIMED_SUMMARY = 2.25
 ASIDE = 0.5  # it stands beside its agent's line of work, as every summary request does
 
 _SUMMARY_OF = {MAIN: MAIN_SUMMARY, SUB_AGENT: SUB_AGENT_SUMMARY}
-_SUMMARY_WORDS = ("summar", "résum", "zusammenfass", "resumen", "总结", "摘要", "概括", "要約")
+_SUMMARY_WORDS = re.compile(
+    r"\b(summar(y|ies|i[sz]\w+)|résum(é|er|ez)|zusammenfass\w*|resum(en|ir|e)|podsum\w+|резюм\w+|кратко\w*)\b"
+    r"|总结|摘要|概括|要約|요약",
+    re.IGNORECASE,
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,7 +103,7 @@ def _job_votes(leaf: Node, found: Contexts, opened: dict[int, Context], past: di
     context, own = found.by_node[leaf.index], found.links.evidence[leaf.index]
     if own.tool_calls:
         votes.add("drives", ACTS, "its answer called tools")
-    if leaf.parent and own.recorded and not _newly_asked(leaf, found):
+    if (leaf.parent or leaf.index == 0) and own.recorded and not _newly_asked(leaf, found):
         votes.add("drives", ASKED_NOTHING, "no user message asked for it")
     if after := opened.get(leaf.index):
         weight = REAPPEARS if after.summary and after.summary.sure else REAPPEARS_UNSURE
@@ -127,8 +132,7 @@ def _vote_words(leaf: Node, votes: Votes, found: Contexts) -> None:
     own = found.links.evidence[leaf.index]
     if own.claim in SUMMARY_CLAIMS:
         votes.add("summarises", CLAIMED_SUMMARY, f"the harness calls it {own.claim!r}")
-    asked = _newly_asked(leaf, found).lower()
-    if not own.tool_calls and any(word in asked for word in _SUMMARY_WORDS):
+    if not own.tool_calls and _SUMMARY_WORDS.search(_newly_asked(leaf, found)):
         votes.add("summarises", ASKED_TO_SUMMARISE, "its last user message asks for a summary")
 
 

@@ -346,9 +346,12 @@ def parse(path: str | os.PathLike, number: int, line: bytes) -> Record:
     if number == 1:
         _check_header(path, line)
     try:
-        return from_line(line)
+        record = from_line(line)
     except RecordError as error:
         raise RunLogCorrupt(path, number, str(error)) from error
+    if isinstance(record, Header) and (record.format, record.version) != (FORMAT, FORMAT_VERSION):
+        raise RunLogCorrupt(path, number, f"a header of {record.format!r}, version {record.version}")
+    return record
 
 
 def _check_header(path: str | os.PathLike, line: bytes) -> None:

@@ -32,6 +32,8 @@ class Run:
     source: Node
     share: float
     """Part of the source's output that was found, 0..1, by the windows looked for."""
+    begins: bool
+    """Whether its first tokens were found: a repeated turn has them, a text that it passed on has not."""
 
 
 @dataclass(slots=True)
@@ -63,11 +65,14 @@ def repeats_of(tree: Tree, heads: Sequence[Node]) -> Repeats:
     found.asked = set(zip(reader[asked].tolist(), sources[look[asked]].tolist(), strict=True))
     repeated = later & (look >= len(asking)) & (first[look] > sources[look])
     pairs, counts = np.unique(reader[repeated] * len(tree) + sources[look[repeated]], return_counts=True)
+    opens = np.append(np.zeros(len(asking), bool), np.diff(answering, prepend=-1) != 0)
+    begun = repeated & opens[look]
+    begins = set((reader[begun] * len(tree) + sources[look[begun]]).tolist())
     paths = {head.index: {node.index for node in tree.path(head)} for head in heads}
     for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
         head, source = divmod(pair, len(tree))
         if source not in paths[head]:
-            found.runs[head].append(Run(tree.nodes[source], count / looks[source]))
+            found.runs[head].append(Run(tree.nodes[source], count / looks[source], pair in begins))
     return found
 
 
