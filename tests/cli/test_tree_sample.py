@@ -115,3 +115,13 @@ def test_an_empty_log_gives_no_samples(tmp_path):
     RunLogWriter(tmp_path / "r.jsonl").close()
     assert figures("sample", tmp_path / "r.jsonl", "-o", tmp_path / "s.jsonl")["trajectories"] == 0
     assert (tmp_path / "s.jsonl").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "command", [("sample", "-o"), ("export", "--format", "jsonl", "-o"), ("inspect", "--html")]
+)
+def test_a_log_is_never_written_over_by_what_is_drawn_from_it(log, command):
+    before = log.read_bytes()
+    name, *options = command
+    refused(gyre("tree", name, log, *options, log, "--force"), "run log itself")
+    assert log.read_bytes() == before

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from gyre_proxy.errors import SettingsError
 from gyre_trajtree import Execution, RunLogWriter, Tree, executions, read_run_log
 from proxy_stage import DEADLINE_S, Proxy, wait_until
 
@@ -113,16 +112,20 @@ def test_an_execution_that_was_closed_stays_closed(start, tmp_path):
     assert proxy.post("chat/completions", body(USER), execution="other").status_code == 200
 
 
-def test_a_log_of_another_tokenizer_is_refused(start, tmp_path):
-    proxy, _ = start([CALL])
+def test_a_log_of_another_tokenizer_is_refused(start, stage, tokenizer_dir, tmp_path):
+    proxy, engine = start([CALL])
     turn(proxy, USER)
+    stage.clear()
     log = tmp_path / "run.jsonl"
     header, _, rest = log.read_bytes().partition(b"\n")
     header = json.loads(header)
     header["meta"]["tokenizer"] = "0123"
     log.write_bytes(json.dumps(header).encode() + b"\n" + rest)
-    with pytest.raises(SettingsError, match="another tokenizer"):
-        start([CALL])
+    command = [sys.executable, "-m", "gyre_proxy", "--engine", engine.url]
+    command += ["--tokenizer", tokenizer_dir, "--record", log]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert ended.returncode != 0 and "another tokenizer" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize(
