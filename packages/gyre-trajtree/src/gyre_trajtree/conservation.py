@@ -90,13 +90,11 @@ def account(
     tokens are not those the model saw.
     """
     trained = _trained_counts(tree, trajectories)
-    dead = dead_tips(tree)
-    eligible = _eligible(tree, roles or {})
+    left_out = left_out_by(tree, roles or {}, dead_tips(tree), unselected)
     excluded: Counter[str] = Counter()
     for node, used in zip(tree.nodes, trained, strict=True):
         _exclude_untrainable(node, excluded)
-        left = dead.get(node.id) or (unselected if node.index in eligible else AUXILIARY)
-        excluded[left] += node.trainable_count - used
+        excluded[left_out[node.index]] += node.trainable_count - used
     ledger = Ledger(
         sampled=sum(len(node.call.output_ids) for node in tree.nodes),
         trained=sum(trained),
@@ -179,14 +177,20 @@ def _mark(node: Node, targets: np.ndarray, used: dict[int, np.ndarray]) -> None:
     used[node.index] = targets if before is None else before | targets
 
 
-def _eligible(tree: Tree, roles: Mapping[str, RoleDecision]) -> set[int]:
-    """Indices of the nodes on some live path that is not auxiliary; all live ones without roles."""
-    eligible: set[int] = set()
+def left_out_by(
+    tree: Tree, roles: Mapping[str, RoleDecision], dead: Mapping[str, str], unselected: str
+) -> list[str]:
+    """By index of the call, why its trainable tokens are left out unless they are drawn, a key of `REASONS`.
+
+    Abandoned attempts (`dead`, what `dead_tips` returned) have their own reason, calls below which every live path is
+    auxiliary have "auxiliary", all others `unselected`. A leaf without a role counts as one that may train.
+    """
+    reasons = [AUXILIARY] * len(tree)
     for end, leaf in live_ends(tree):
+        step: Node | None = end
         if leaf.id in roles and roles[leaf.id].role == AUXILIARY:
             continue
-        step: Node | None = end
-        while step and step.index not in eligible:
-            eligible.add(step.index)
+        while step and reasons[step.index] == AUXILIARY:
+            reasons[step.index] = unselected
             step = step.parent
-    return eligible
+    return [dead.get(node.id, reason) for node, reason in zip(tree.nodes, reasons, strict=True)]

@@ -9,7 +9,6 @@ Invariant: every call is in exactly one context; the same tree gives the same co
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gyre_trajtree.evidence import Evidence, plain
@@ -18,6 +17,8 @@ from gyre_trajtree.tree import Node, Tree
 
 MAIN, SUB_AGENT, AUXILIARY = "main", "sub-agent", "auxiliary"
 FAMILIES = (MAIN, SUB_AGENT, AUXILIARY)
+
+# Votes for whose context it is.
 ANCHOR = 3.0  # the head most like the original task's
 SPAWNED = {"exact": 5.0, "carried": 4.0, "words": 2.0}
 SPAWNED_AFTERWARDS = 2.0  # the caller's context had ended: notes kept for later read like a brief
@@ -163,7 +164,7 @@ def find_contexts(tree: Tree, task_prompt: str | None = None) -> Contexts:
     for position, context in enumerate(found.all):
         _vote(context, found.all[:position], found, anchor, task)
         if context.family != AUXILIARY and not context.summary:
-            context.passed_over = _passed_over(context, found.all[:position], found)
+            context.passed_over = _passed_over(tree, context, found.all[:position], found)
         context.cause, context.source = _cause(context, found, anchor)
     return found
 
@@ -273,7 +274,7 @@ def _vote_setting(context: Context, earlier: list[Context], anchor: Context) -> 
         votes.add(family, OTHER_SYSTEM, "a system text of its own")
 
 
-def _passed_over(context: Context, earlier: list[Context], found: Contexts) -> Node | None:
+def _passed_over(tree: Tree, context: Context, earlier: list[Context], found: Contexts) -> Node | None:
     """The last leaf of the same agent's context before this one, if this one goes on as after its summary.
 
     That is so when this one keeps a turn the leaf was not shown, or when the leaf's whole context was one
@@ -291,15 +292,9 @@ def _passed_over(context: Context, earlier: list[Context], found: Contexts) -> N
     answered = leaf.call.finish in ("stop", "length") and len(leaf.call.output_ids) > 0
     if not answered or found.links.evidence[leaf.index].tool_calls != 0:
         return None
-    shown = {node.index for node in _path(leaf)}
+    shown = {node.index for node in tree.path(leaf)}
     kept = any(found.by_node[node.index] is last and node.index not in shown for node in context.echoes)
     return leaf if kept or (last.lone and last.echoes and not context.echoes) else None
-
-
-def _path(node: Node | None) -> Iterator[Node]:
-    while node:
-        yield node
-        node = node.parent
 
 
 def _cause(context: Context, found: Contexts, anchor: Context) -> tuple[str, Node | None]:

@@ -9,8 +9,10 @@ from functools import cached_property
 
 from gyre_trajtree.records import Call
 
-_WRAPPERS = ("system-reminder", "analysis")
-_WRAPPED = {name: re.compile(rf"<{name}>.*?</{name}>", re.DOTALL) for name in _WRAPPERS}
+_WRAPPED = {
+    f"</{name}>": re.compile(rf"<{name}>.*?</{name}>", re.DOTALL) for name in ("system-reminder", "analysis")
+}
+"""What harnesses wrap around text, by its closing mark."""
 _MARKS = re.compile(r"</?summary>")
 
 
@@ -18,8 +20,8 @@ class Evidence:
     """The evidence of one call; "" , () or None where its writer recorded nothing."""
 
     def __init__(self, call: Call) -> None:
-        self._raw = call.evidence if isinstance(call.evidence, dict) else {}
-        self._hints = call.hints if isinstance(call.hints, dict) else {}
+        self._raw = call.evidence
+        self._hints = call.hints
         self._root = call.parent is None
 
     @property
@@ -102,10 +104,10 @@ class Evidence:
 def plain(text: str) -> str:
     """`text` without what harnesses wrap around it, with single spaces."""
     if "<" in text:
-        for name, pattern in _WRAPPED.items():
-            end = text.rfind(f"</{name}>") + 1  # so that no search for a closing mark runs to the end in vain
-            text = (
-                pattern.sub(" ", text[: end + len(name) + 2]) + text[end + len(name) + 2 :] if end else text
-            )
+        for closing, pattern in _WRAPPED.items():
+            # Nothing after the last closing mark is wrapped, and a search there would run to the end in vain.
+            end = text.rfind(closing) + len(closing)
+            if end >= len(closing):
+                text = pattern.sub(" ", text[:end]) + text[end:]
         text = _MARKS.sub(" ", text)
     return " ".join(text.split())

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gyre_trajtree.admission import admit, refusal_of
-from gyre_trajtree.conservation import OVER_J_MAX, REASONS, Ledger
+from gyre_trajtree.conservation import OVER_J_MAX, REASONS, Ledger, left_out_by
 from gyre_trajtree.contexts import contexts_of
 from gyre_trajtree.executions import RecordedExecution
-from gyre_trajtree.roles import AUXILIARY, ROLES, RoleDecision
-from gyre_trajtree.sampling import Draw, live_ends
+from gyre_trajtree.roles import ROLES, RoleDecision
+from gyre_trajtree.sampling import Draw
 from gyre_trajtree.strands import BRANCH_CAUSES, Strand, strands_of
 from gyre_trajtree.tree import Node, RejectedCall, Tree, dead_tips
 
@@ -158,15 +158,8 @@ def _saving(unique: int, expanded: int) -> float:
 
 
 def _fates(found: Inspection, left: str) -> list[str]:
-    """By index of the call: trained, abandoned, only under auxiliary leaves, or `left`."""
-    fates = [AUXILIARY] * len(found.tree)
-    for end, leaf in live_ends(found.tree):
-        step = None if found.roles[leaf.id].role == AUXILIARY else end
-        while step and fates[step.index] == AUXILIARY:
-            fates[step.index] = left
-            step = step.parent
-    for node in found.tree.nodes:
-        fates[node.index] = found.dead.get(node.id, fates[node.index])
+    """By index of the call: trained, or why its trainable tokens are left out."""
+    fates = left_out_by(found.tree, found.roles, found.dead, left)
     for drawn in found.draws:
         for node, trains in zip(drawn.path, drawn.targets, strict=True):
             if trains:

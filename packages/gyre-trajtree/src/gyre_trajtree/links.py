@@ -167,7 +167,7 @@ class _Answers:
         return self._found[max(0, end - RECENT) : end][::-1]
 
 
-def _link(tree: Tree, head: Node, answers: "_Answers", repeats: Repeats, links: Links) -> None:
+def _link(tree: Tree, head: Node, answers: _Answers, repeats: Repeats, links: Links) -> None:
     evidence, spawn = links.evidence, links.spawns.get(head.index)
     echoed = {tree[name].index for name in evidence[head.index].echoes if name in tree}
     passed_on = []
@@ -201,7 +201,7 @@ def _accompanied(tree: Tree, leaf: Node, head: Node, links: Links, repeats: Repe
 
 
 def _summary(
-    head: Node, answers: "_Answers", spawn: Spawn | None, evidence: Sequence[Evidence]
+    head: Node, answers: _Answers, spawn: Spawn | None, evidence: Sequence[Evidence]
 ) -> Summary | None:
     """The latest earlier leaf whose text opens this context, unless a spawn brought the text here."""
     opening = evidence[head.index].opening
