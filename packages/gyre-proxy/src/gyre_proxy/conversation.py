@@ -51,6 +51,16 @@ class Conversation:
 
     messages: tuple[Message, ...]
     tools: tuple[dict, ...] = ()
+    """Tools on offer from the start: what the template shows as its tool list."""
+    loaded: tuple[dict, ...] = ()
+    """Tools that a message offers where it stands, as text; they may be called, and are in no tool list."""
+    template_arguments: Mapping[str, object] = field(default_factory=dict)
+    """What the client gives the chat template beside messages and tools (enable_thinking, ...)."""
+
+    @property
+    def offered(self) -> tuple[dict, ...]:
+        """Every tool that the answer may call."""
+        return self.tools + self.loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +73,18 @@ class Request:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     asked: Mapping[str, object] = field(default_factory=dict)
-    """Sampling fields the client sent. The proxy owns sampling: they are recorded, not obeyed."""
+    """What the client says of sampling and thinking. The proxy owns both: it is recorded, not obeyed."""
     include_usage: bool = False
     tool_kinds: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Tool name -> how the Responses dialect must name it in answers (namespace, custom)."""
+    """Tool name -> how the Responses dialect must name it in answers (namespace, custom, search)."""
+    images: int = 0
+    """Images of the conversation. The model sees a line of text in the place of each."""
+    started: str = ""
+    """How the answer must begin: the client wrote its first words (prefill); not part of the conversation."""
+    forced: str | None = None
+    """The tool that the answer must call, "" when it may choose which, None when it need not call any."""
+    schema: Mapping[str, object] | None = None
+    """JSON schema that the answer's text must satisfy, None when any text will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +102,8 @@ class Answer:
     completion_tokens: int
     stop_string: str | None = None
     """The client's stop string that ended the answer; it is in the tokens, not in the text."""
+    reused_tokens: int = 0
+    """How many of the prompt tokens are those of a recorded path."""
 
 
 def texts(messages: Iterable[Message], tools: Iterable[dict] = ()) -> Iterator[str]:
