@@ -94,6 +94,8 @@ class FakeEngine:
         given = orjson.loads(body) if body else {}
         if self.refuse is not None:
             return await _json(send, self.refuse, {"error": {"message": "refused by script"}})
+        if scope["path"] in ("/ping", "/get_model_info"):
+            return await _json(send, 200, {"weight_version": str(self.version)})
         if scope["path"] == "/abort_request":
             self.aborted.append(given["rid"])
             if given["rid"] in self._abort_events and not self.ignore_aborts:

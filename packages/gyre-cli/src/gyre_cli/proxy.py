@@ -78,13 +78,13 @@ class ProxyProcess:
 
     async def register(self, execution: str, engine: str, deadline: float) -> tuple[str, str]:
         """Make an execution known; returns its base URL and its key. `deadline` in unix seconds."""
-        body = {"id": execution, "engine": engine, "deadline": deadline}
+        body = {"id": execution, "engine": engine, "deadline": deadline, "record": False}
         answer = await self._ask("POST", "/admin/executions", body)
         return answer["base_url"], answer["key"]
 
     async def close_execution(self, execution: str) -> None:
         """No later call of this execution is served."""
-        await self._ask("POST", f"/admin/executions/{execution}/close", {})
+        await self._ask("POST", f"/admin/executions/{execution}/close", {"record": False})
 
     async def set_engines(self, engines: list[dict[str, Any]]) -> None:
         """Replace the engine table: objects with url, admitting and version."""

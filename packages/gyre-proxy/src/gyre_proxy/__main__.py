@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from gyre_proxy import logs
 from gyre_proxy.errors import ProxyError, SettingsError
 from gyre_proxy.parsers import TOOL_PARSERS
 from gyre_proxy.service import serve
-from gyre_proxy.settings import Settings, token_from_environment, token_from_input
+from gyre_proxy.settings import FLUSHES, Settings, token_from_environment, token_from_input
 
 DESCRIPTION = "Serve Messages, Chat Completions and Responses in front of engines, recording exact tokens."
 
@@ -51,7 +52,16 @@ def run_command(arguments: Sequence[str], program: str) -> None:
         template_arguments=given.template_arguments,
         call_deadline_s=given.call_deadline,
         keepalive_s=given.keepalive,
+        flush=given.flush,
+        engine_capacity=given.engine_capacity,
+        engine_wait_s=given.engine_wait,
+        silence_s=given.silence,
+        max_calls=given.max_calls,
+        max_executions=given.max_executions,
+        body_timeout_s=given.body_timeout,
+        grace_s=given.grace,
     )
+    logs.configure(given.log_level)
     serve(settings, given.exit_with_parent)
 
 
@@ -92,6 +102,22 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     add("--call-deadline", type=float, default=1800.0, metavar="SECONDS", help="longest time of a call")
     add("--keepalive", type=float, default=10.0, metavar="SECONDS", help="silence before a sign of life")
+    add(
+        "--flush",
+        choices=FLUSHES,
+        default="process",
+        help="what answered calls survive: death or loss of power",
+    )
+    add("--engine-capacity", type=int, metavar="CALLS", help="calls an engine may hold; default: no limit")
+    add("--engine-wait", type=float, default=300.0, metavar="SECONDS", help="longest wait for an engine")
+    add("--silence", type=float, default=15.0, metavar="SECONDS", help="silence before an engine is pinged")
+    add("--max-calls", type=int, default=4096, metavar="CALLS", help="under way; more get a retryable error")
+    add("--max-executions", type=int, default=100_000, metavar="N", help="open at a time")
+    add("--body-timeout", type=float, default=60.0, metavar="SECONDS", help="for a request to arrive whole")
+    add(
+        "--grace", type=float, default=0.0, metavar="SECONDS", help="for calls under way when the proxy stops"
+    )
+    add("--log-level", choices=logs.LEVELS, default="warning", help="JSON lines on standard error")
     add("--exit-with-parent", action="store_true", help="end when standard input ends")
     return parser
 

@@ -5,10 +5,11 @@ Executions, engines, reroutes, status.
 
 import hmac
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import orjson
+from gyre_trajtree import Execution, RecordError
 
 from gyre_proxy.capability import issue, valid_execution
 from gyre_proxy.connections import check_origin
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from gyre_proxy.server import Application
 
 
+_OPENED = ("group", "task", "dispatch_version", "harness", "prompt")
+_CLOSED = ("termination", "error")
+
+
 async def handle(application: "Application", scope: dict, body: bytes) -> tuple[int, dict]:
     """(status, answer) of one admin call. Raises ProxyError."""
     _authorise(application.gateway.settings.admin_token, scope)
@@ -31,9 +36,9 @@ async def handle(application: "Application", scope: dict, body: bytes) -> tuple[
     if (method, parts) == ("GET", ["status"]):
         return 200, status(gateway)
     if (method, parts) == ("POST", ["executions"]):
-        return 200, _open(application, given, _host_url(application, scope))
+        return 200, await _open(application, given, _host_url(application, scope))
     if method == "POST" and len(parts) == 3 and parts[0] == "executions" and parts[2] == "close":
-        return 200, {"calls": await gateway.close_execution(parts[1])}
+        return 200, {"calls": await _close(gateway, parts[1], given)}
     if (method, parts) == ("PUT", ["engines"]):
         gateway.router.replace([_engine(entry) for entry in _list(given, "engines")])
         gateway.engines_changed.fire()
@@ -43,10 +48,25 @@ async def handle(application: "Application", scope: dict, body: bytes) -> tuple[
     raise NotFound(f"no admin call {method} {scope['path']}")
 
 
+def load(gateway: Gateway) -> dict:
+    """Counts that anybody may see: engines that take calls, open executions, calls under way."""
+    return {
+        "engines_admitting": sum(e.admitting for e in gateway.router.engines.values()),
+        "executions": len(gateway.executions),
+        "calls_under_way": gateway.under_way,
+    }
+
+
 def status(gateway: Gateway) -> dict:
     """Engines with their load, counts of executions, calls and reroutes."""
     engines = {
-        e.url: {"in_flight": e.in_flight, "admitting": e.admitting, "version": e.version}
+        e.url: {
+            "in_flight": e.in_flight,
+            "admitting": e.admitting,
+            "version": e.version,
+            "capacity": e.capacity,
+            "weights": e.cache_key,
+        }
         for e in gateway.router.engines.values()
     }
     return {
@@ -71,20 +91,47 @@ def _host_url(application: "Application", scope: dict) -> str:
     return f"http://{host.decode('latin-1')}" if host else application.base_url
 
 
-def _open(application: "Application", given: Mapping, base_url: str) -> dict:
-    execution, deadline = given.get("id"), given.get("deadline")
-    if not isinstance(execution, str) or not valid_execution(execution):
-        raise BadRequest("'id' must be 1 to 128 letters, digits and . _ : -", "id")
+async def _open(application: "Application", given: Mapping, base_url: str) -> dict:
+    execution, deadline = _execution(given.get("id")), given.get("deadline")
     if deadline is None:
         deadline = time.time() + KEY_LIFETIME_S
     if type(deadline) not in (int, float):
         raise BadRequest("'deadline' must be unix seconds", "deadline")
     engine = None if given.get("engine") is None else _known(application.gateway, given["engine"])
-    application.gateway.open_execution(execution, deadline, engine)
+    opened = _state(execution, "opened", given, _OPENED, deadline=float(deadline))
+    await application.gateway.open_execution(opened, engine, _recorded(given))
     return {
         "base_url": f"{base_url}/x/{execution}",
         "key": issue(application.secret, execution, deadline),
     }
+
+
+async def _close(gateway: Gateway, execution: str, given: Mapping) -> int:
+    closed = _state(_execution(execution), "closed", given, _CLOSED)
+    return await gateway.close_execution(closed, _recorded(given))
+
+
+def _execution(name: object) -> str:
+    if not isinstance(name, str) or not valid_execution(name):
+        raise BadRequest("'id' must be 1 to 128 letters, digits and . _ : -", "id")
+    return name
+
+
+def _state(execution: str, state: str, given: Mapping, fields: Iterable[str], **more: object) -> Execution:
+    """The line of the run log that says so."""
+    named = {name: given[name] for name in fields if given.get(name) is not None}
+    try:
+        return Execution(execution, state, time=time.time(), **named, **more)
+    except RecordError as error:
+        raise BadRequest(str(error)) from error
+
+
+def _recorded(given: Mapping) -> bool:
+    """Whether the proxy writes the line; a driver that writes these lines itself says no."""
+    record = given.get("record", True)
+    if not isinstance(record, bool):
+        raise BadRequest("'record' must be true or false", "record")
+    return record
 
 
 def _engine(entry: object) -> Engine:
@@ -95,11 +142,14 @@ def _engine(entry: object) -> Engine:
     except ValueError as error:
         raise BadRequest(str(error), "engines") from error
     version, admitting = entry.get("version"), entry.get("admitting", True)
+    capacity = entry.get("capacity")
+    if capacity is not None and (type(capacity) is not int or capacity < 1):
+        raise BadRequest("'capacity' must be a positive integer or null", "engines")
     if version is not None and type(version) is not int:
         raise BadRequest("'version' must be an integer or null", "engines")
     if not isinstance(admitting, bool):
         raise BadRequest("'admitting' must be true or false", "engines")
-    return Engine(entry["url"].rstrip("/"), admitting, version)
+    return Engine(entry["url"].rstrip("/"), admitting, version, capacity)
 
 
 async def _reroute(gateway: Gateway, given: Mapping) -> dict:

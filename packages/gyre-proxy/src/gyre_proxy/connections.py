@@ -17,7 +17,11 @@ CONNECT_S = 5.0
 
 
 class ConnectionFailed(Exception):
-    """The exchange did not reach its end; the message says where it broke."""
+    """The exchange did not reach its end; the message says where it broke, `sent` whether the request had left."""
+
+    def __init__(self, message: str, sent: bool = False) -> None:
+        super().__init__(message)
+        self.sent = sent
 
 
 def check_origin(url: str) -> None:
@@ -45,9 +49,18 @@ class Connections:
 
         Raises ConnectionFailed.
         """
+        return await self._exchange("POST", origin, path, body, on_data)
+
+    async def get(self, origin: str, path: str) -> tuple[int, bytes]:
+        """(status, body) of one GET. Raises ConnectionFailed."""
+        return await self._exchange("GET", origin, path, b"", None)
+
+    async def _exchange(
+        self, method: str, origin: str, path: str, body: bytes, on_data: Callable[[bytes], None] | None
+    ) -> tuple[int, bytes]:
         connection = self._reuse(origin) or await self._connect(origin)
         try:
-            result = await connection.exchange(path, body, on_data)
+            result = await connection.exchange(method, path, body, on_data)
         except BaseException:
             connection.close()
             raise
@@ -120,12 +133,12 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
 
     async def exchange(
-        self, path: str, body: bytes, on_data: Callable[[bytes], None] | None
+        self, method: str, path: str, body: bytes, on_data: Callable[[bytes], None] | None
     ) -> tuple[int, bytes]:
         """One request and its response; see `Connections.post`."""
         self._parser = httptools.HttpResponseParser(self)
         self._chunks, self._complete, self.reusable = [], False, False
-        head = f"POST {self._prefix}{path} HTTP/1.1\r\n".encode() + b"host: " + self._host
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n".encode() + b"host: " + self._host
         head += b"\r\ncontent-type: application/json\r\ncontent-length: " + str(len(body)).encode()
         self._transport.writelines((head + b"\r\n\r\n", body))
         while True:
@@ -136,7 +149,7 @@ class _Connection(asyncio.Protocol):
             if self._complete:
                 return self._parser.get_status_code(), b"".join(self._chunks)
             if self._lost is not None:
-                raise ConnectionFailed(self._lost)
+                raise ConnectionFailed(self._lost, sent=True)
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 

@@ -16,14 +16,24 @@ from gyre_proxy.errors import ProxyError
 ABORT_S = 5.0
 """Longest wait for an engine to take an abort."""
 
+PING_S = 5.0
+"""Longest wait for a sign of life, and for the name of an engine's weights."""
+
 _REFUSALS = range(400, 500)
 _TRANSIENT = (408, 425, 429)
 
 
 class EngineDown(ProxyError):
-    """The engine did not answer, or answered that it cannot now; the call may go on elsewhere."""
+    """The engine did not answer, or answered that it cannot now; the call may go on elsewhere.
+
+    `held`: it had the call when it was lost, so that the call itself may be the cause.
+    """
 
     status = 503
+
+    def __init__(self, message: str, held: bool = False) -> None:
+        super().__init__(message)
+        self.held = held
 
 
 class EngineRefused(ProxyError):
@@ -43,6 +53,8 @@ class Output:
     """(version, start, end) over ids; version None where the engine's is no number."""
     finish: str | None
     """"stop", "length", "abort", None while running."""
+    label: str | None = None
+    """Weight version as the engine names it."""
 
 
 class EngineClient:
@@ -68,11 +80,11 @@ class EngineClient:
                 url, "/generate", content, None if events is None else events.feed
             )
         except ConnectionFailed as error:
-            raise EngineDown(f"{url}: {error}") from error
+            raise EngineDown(f"{url}: {error}", error.sent) from error
         _check(url, status, data)
         output = _output(_loads(url, data), None) if events is None else events.last
         if output is None or output.finish is None:
-            raise EngineDown(f"{url}: the answer ended without a finish reason")
+            raise EngineDown(f"{url}: the answer ended without a finish reason", held=True)
         return output
 
     async def abort(self, url: str, rid: str) -> None:
@@ -82,6 +94,27 @@ class EngineClient:
                 await self._connections.post(url, "/abort_request", orjson.dumps({"rid": rid}))
         except (ConnectionFailed, TimeoutError) as error:
             raise EngineDown(f"{url}: /abort_request: {error}") from error
+
+    async def alive(self, url: str) -> bool:
+        """Whether the engine answers anything at all within PING_S; one that is paused does."""
+        return await self._get(url, "/ping") is not None
+
+    async def weights(self, url: str) -> str | None:
+        """The weight version that the engine names, None when it does not say."""
+        answer = await self._get(url, "/get_model_info")
+        if answer is None or answer[0] != 200:
+            return None
+        try:
+            return _label(orjson.loads(answer[1]))
+        except orjson.JSONDecodeError:
+            return None
+
+    async def _get(self, url: str, path: str) -> tuple[int, bytes] | None:
+        try:
+            async with asyncio.timeout(PING_S):
+                return await self._connections.get(url, path)
+        except (ConnectionFailed, TimeoutError):
+            return None
 
 
 class _Events:
@@ -118,8 +151,10 @@ def _loads(url: str, data: bytes) -> dict:
 def _check(url: str, status: int, body: bytes) -> None:
     if status == 200:
         return
-    kind = EngineRefused if status in _REFUSALS and status not in _TRANSIENT else EngineDown
-    raise kind(f"{url}: answered {status}: {_message(body)}")
+    message = f"{url}: answered {status}: {_message(body)}"
+    if status in _REFUSALS and status not in _TRANSIENT:
+        raise EngineRefused(message)
+    raise EngineDown(message, held=status == 500)
 
 
 def _message(body: bytes) -> str:
@@ -142,7 +177,13 @@ def _output(payload: dict, before: Output | None) -> Output:
     entries = meta.get("output_token_logprobs") or []
     agree = len(entries) == len(ids) and all(e[1] == i for e, i in zip(entries, ids, strict=True))
     logprobs = [entry[0] for entry in entries] if agree else [None] * len(ids)
-    return Output(ids, logprobs, _spans(meta, len(ids), before), finish["type"] if finish else None)
+    spans = _spans(meta, len(ids), before)
+    return Output(ids, logprobs, spans, finish["type"] if finish else None, _label(meta))
+
+
+def _label(meta: object) -> str | None:
+    label = meta.get("weight_version") if isinstance(meta, dict) else None
+    return str(label) if label not in (None, "") else None
 
 
 def _spans(meta: dict, count: int, before: Output | None) -> list[tuple[int | None, int, int]]:

@@ -77,6 +77,18 @@ class EngineUnavailable(ProxyError):
     status = 503
 
 
+class Busy(ProxyError):
+    """More is under way than the proxy takes on; the message names the limit."""
+
+    status = 503
+
+
+class BodyTimeout(ProxyError):
+    """The request body did not arrive in time."""
+
+    status = 408
+
+
 class RecordingFailed(ProxyError):
     """The call could not be made durable, so its answer is withheld."""
 

@@ -26,7 +26,7 @@ async def evict(flights: Sequence[Flight], deadline: float, client: EngineClient
         await changed.wait(min(pause, left))
         pause = min(2 * pause, _LONGEST_PAUSE_S)
     for flight in staying:
-        flight.drop()
+        flight.drop("reroute")
     while _staying(legs) and (left := deadline - time.time()) > 0:
         await changed.wait(left)
 

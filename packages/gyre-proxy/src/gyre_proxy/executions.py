@@ -44,6 +44,10 @@ class Executions:
         """Open executions."""
         return sum(1 for session in self._open.values() if not session.closed)
 
+    def holds(self, name: str) -> bool:
+        """Whether its session is in memory."""
+        return name in self._open
+
     def is_open(self, name: str, now: float) -> bool:
         self._sweep(now)
         return name in self._open and self._refusal(name, now) is None

@@ -71,6 +71,8 @@ class Flight:
     id: str
     session: Session
     request: Request
+    protocol: str
+    """Name of the client's dialect."""
     match: Match
     hints: dict
     prompt: Prompt
@@ -93,10 +95,20 @@ class Flight:
     finish: str | None = None
     engine: Engine | None = None
     """Where the call runs now; None while it waits for an engine and after the end."""
+    reserved: Engine | None = None
+    """Engine that keeps room for it."""
     last_engine: str | None = None
     rid: str = ""
     legs: int = 0
     """Engine requests so far."""
+    losses: int = 0
+    """Engines that were lost while they held the call."""
+    cut_by: str = ""
+    """Why the last engine request ended before the answer did."""
+    heard: float = 0.0
+    """Unix seconds of the engine's last sign of life."""
+    dispatched: float | None = None
+    """Unix seconds when an engine first got the call."""
     readers: int = 0
     cancelled: ProxyError | None = None
     """Why the call ends without an answer, once that is decided."""
@@ -117,8 +129,9 @@ class Flight:
 
         `version` is the engine's verified one, for an engine that does not say it itself.
         """
+        self.heard = time.time()
         if output.ids and self.first is None and self.live is not None:
-            self.first = time.time()
+            self.first = self.heard
         self.ids[base:] = output.ids
         self.logprobs[base:] = output.logprobs
         spans = [(v, start, min(end, base)) for v, start, end in self.spans if start < base]
@@ -152,9 +165,9 @@ class Flight:
         self.failure = failure
         self.changed.fire()
 
-    def drop(self) -> None:
+    def drop(self, cut_by: str) -> None:
         """Cut the connection to the current engine; the call goes on elsewhere from what is known."""
-        self.dropped = True
+        self.dropped, self.cut_by = True, cut_by
         self.task.cancel()
 
 

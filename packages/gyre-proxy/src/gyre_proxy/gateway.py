@@ -6,20 +6,24 @@ waited for. Runs in one event loop; between two awaits nothing else changes the 
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from math import inf
 
 import numpy as np
 import orjson
-from gyre_trajtree import RunLogIndex, RunLogWriter, TrajtreeError
+from gyre_trajtree import Execution, Record, RunLogIndex, RunLogWriter, TrajtreeError
 
 from gyre_proxy.codec import Codec
 from gyre_proxy.conversation import Answer, Request, texts
+from gyre_proxy.durability import GroupCommit
 from gyre_proxy.engine_client import EngineClient, EngineDown, EngineRefused, Output
 from gyre_proxy.errors import (
     BadRequest,
+    Busy,
     ClientLeft,
     ContextOverflow,
     EngineUnavailable,
@@ -31,10 +35,14 @@ from gyre_proxy.errors import (
 from gyre_proxy.eviction import evict
 from gyre_proxy.executions import Executions
 from gyre_proxy.flights import Flight, LiveText, Signal
+from gyre_proxy.metrics import Metrics
 from gyre_proxy.records import call_answer, call_node, call_record, restored
 from gyre_proxy.router import Engine, Router
 from gyre_proxy.sessions import Match, Prompt, Session
 from gyre_proxy.settings import Settings
+from gyre_proxy.watch import Watch
+
+_LOG = logging.getLogger("gyre_proxy")
 
 LONG_TEXT = 2**16
 """Characters from which a prompt is encoded in a thread: the tokenizer needs about a second for a million."""
@@ -44,6 +52,9 @@ ENCODERS = 2
 
 ABORT_GRACE_S = 5.0
 """Time an engine gets to hand over what it sampled of a cancelled call."""
+
+LOSSES = 5
+"""Engines that a call may lose while they hold it; one that breaks them all must not go on to the next."""
 
 _STOPS = "the proxy stops; try again"
 
@@ -59,18 +70,35 @@ class Gateway:
         self.context_length = settings.context_length or codec.context_length
         if self.context_length is None:
             raise SettingsError("the tokenizer directory names no context length; give --context-length")
-        self.router = Router(Engine(url.rstrip("/")) for url in settings.engines)
+        self.router = Router(
+            Engine(url.rstrip("/"), capacity=settings.engine_capacity) for url in settings.engines
+        )
+        self.metrics = Metrics(self._gauges)
         self.reroutes = 0
         self.calls = 0
         self.engines_changed = Signal()
         self._recorded = recorded
         self.executions = Executions(forget=self.router.forget, recall=self._recall)
+        self._commit = GroupCommit(log, settings.flush)
         self._client = EngineClient()
+        self._watch = Watch(
+            lambda: self.router.engines.values(), lambda: self._running, self._client, settings.silence_s
+        )
+        self._watching: asyncio.Task | None = None
         self._flights: dict[tuple, Flight] = {}
         self._running: set[Flight] = set()
         self._background: set[asyncio.Task] = set()
         self._stopping = False
         self._encoding = asyncio.Semaphore(ENCODERS)
+
+    @property
+    def under_way(self) -> int:
+        """Calls between their request and their durable record."""
+        return len(self._running)
+
+    def start(self) -> None:
+        """Begin to look after engines; inside a running loop."""
+        self._watching = asyncio.create_task(self._watch.run())
 
     # --- executions
 
@@ -83,23 +111,32 @@ class Gateway:
             raise ExecutionClosed(f"execution {execution} is closed")
         return restored(recorded, self.codec, self.settings.tool_parser)
 
-    def open_execution(self, execution: str, deadline: float, engine: str | None) -> None:
-        """Make an execution known before its first call. Raises ExecutionClosed when it already ended."""
-        self.executions.open(execution, deadline, time.time())
-        if engine is not None:
-            self.router.move({execution: engine})
+    async def open_execution(self, opened: Execution, engine: str | None, record: bool) -> None:
+        """Make an execution known before its first call; `record`: in the run log too.
 
-    async def close_execution(self, execution: str) -> int:
-        """End an execution.
-
-        Abort its calls, refuse later ones, free its memory. Returns its recorded calls.
+        Raises ExecutionClosed when it already ended, Busy when too many are open, RecordingFailed.
         """
-        session = self.executions.stop(execution)
-        flights = [f for f in self._running if f.session is session]
-        for flight in flights:
-            self._cancel(flight, ExecutionClosed(f"execution {execution} was closed during the call"))
-        await asyncio.gather(*(f.task for f in flights), return_exceptions=True)
-        return self.executions.end(execution, time.time())
+        self._admit(opened.id)
+        self.executions.open(opened.id, opened.deadline, time.time())
+        if record:
+            await self._append(opened)
+        if engine is not None:
+            self.router.move({opened.id: engine})
+
+    async def close_execution(self, closed: Execution, record: bool) -> int:
+        """End an execution; `record`: in the run log too, so that it stays ended after a restart.
+
+        Abort its calls, refuse later ones, free its memory. Returns its recorded calls. Raises RecordingFailed.
+        """
+        session = self.executions.stop(closed.id)
+        if session is not None:
+            flights = [f for f in self._running if f.session is session]
+            for flight in flights:
+                self._cancel(flight, ExecutionClosed(f"execution {closed.id} was closed during the call"))
+            await asyncio.gather(*(f.task for f in flights), return_exceptions=True)
+            if record:
+                await self._append(closed)
+        return self.executions.end(closed.id, time.time())
 
     # --- calls
 
@@ -108,11 +145,15 @@ class Gateway:
         session = self.executions.use(execution, time.time())
         return len(await self._prompt(session.match(request.conversation), request))
 
-    async def open_flight(self, execution: str, request: Request, hints: dict, id_prefix: str) -> Flight:
+    async def open_flight(
+        self, execution: str, request: Request, hints: dict, protocol: str, id_prefix: str
+    ) -> Flight:
         """Start the call, or join the same call when it is still under way (a harness's retry).
 
-        Raises ExecutionClosed, ContextOverflow when the prompt leaves no room, BadRequest when it cannot be rendered.
+        Raises ExecutionClosed, ContextOverflow when the prompt leaves no room, BadRequest when it cannot be rendered,
+        Busy when too much is under way.
         """
+        begun = time.time()
         session = self._session(execution)
         match = session.match(request.conversation)
         who = (session.execution, *sorted(hints.items()))
@@ -122,12 +163,18 @@ class Gateway:
             prompt = await self._prompt(match, request)
             session = self._session(execution)  # while a long prompt was encoded anything may have happened
             flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = self._new_flight(session, request, hints, match, prompt)
-            self._running.add(flight)
-            session.in_flight += 1
-            flight.task = asyncio.create_task(self._fly(flight, key, id_prefix))
-            flight.task.add_done_callback(lambda task: _landed(flight, task))
+        if flight is not None:
+            self.metrics.joined.inc()
+            return flight
+        if len(self._running) >= self.settings.max_calls:
+            raise Busy(f"{self.settings.max_calls} calls are under way (--max-calls); try again")
+        flight = self._flights[key] = self._new_flight(session, request, hints, protocol, match, prompt)
+        self.metrics.contexts.labels(session.attachment(match, flight.prompt.parent)).inc()
+        self.metrics.spent("prepare", flight.started - begun)
+        self._running.add(flight)
+        session.in_flight += 1
+        flight.task = asyncio.create_task(self._fly(flight, key, id_prefix))
+        flight.task.add_done_callback(lambda task: _landed(flight, task))
         return flight
 
     def leave(self, flight: Flight) -> None:
@@ -139,10 +186,17 @@ class Gateway:
     def _session(self, execution: str) -> Session:
         if self._stopping:
             raise EngineUnavailable(_STOPS)
+        self._admit(execution)
         return self.executions.use(execution, time.time())
 
+    def _admit(self, execution: str) -> None:
+        """Raises Busy for one execution more than may be open."""
+        most = self.settings.max_executions
+        if not self.executions.holds(execution) and len(self.executions) >= most:
+            raise Busy(f"{most} executions are open (--max-executions); close some through the admin API")
+
     def _new_flight(
-        self, session: Session, request: Request, hints: dict, match: Match, prompt: Prompt
+        self, session: Session, request: Request, hints: dict, protocol: str, match: Match, prompt: Prompt
     ) -> Flight:
         room = self.context_length - len(prompt)
         if room < 1:
@@ -154,6 +208,7 @@ class Gateway:
             id=secrets.token_hex(8),
             session=session,
             request=request,
+            protocol=protocol,
             match=match,
             hints=hints,
             prompt=prompt,
@@ -199,19 +254,22 @@ class Gateway:
         except _Cancelled:
             flight.finish, failure = "abort", flight.cancelled
         finally:
+            self._release(flight)
+        try:
+            answer = call_answer(flight, self.codec, self.settings.tool_parser, id_prefix)
+            await self._record(flight, answer, id_prefix, failed=failure is not None)
+        except RecordingFailed as error:
+            failure = error
+        finally:
             if self._flights.get(key) is flight:
                 del self._flights[key]
             self._running.discard(flight)
             flight.session.in_flight -= 1
-        answer = call_answer(flight, self.codec, self.settings.tool_parser, id_prefix)
-        try:
-            self._record(flight, answer, id_prefix, failed=failure is not None)
-        except TrajtreeError as error:
-            failure = RecordingFailed(f"the call could not be recorded: {error}")
         if failure is None:
             flight.complete(answer)
         else:
             flight.fail(failure)
+        self._report(flight, failure)
 
     async def _sample(self, flight: Flight) -> None:
         """Sample to the end, over as many engines as it takes."""
@@ -220,6 +278,8 @@ class Gateway:
                 while flight.finish is None:
                     await self._leg(flight, await self._engine(flight))
                     self._settle(flight)
+                    if flight.finish is None:
+                        self.metrics.continued.labels(flight.cut_by).inc()
         except TimeoutError:
             waited = time.time() - flight.started
             raise EngineUnavailable(
@@ -227,17 +287,36 @@ class Gateway:
             ) from None
 
     async def _engine(self, flight: Flight) -> Engine:
+        """An engine that takes the call. Raises EngineUnavailable when none does for too long, or too many were lost."""
+        if flight.losses >= LOSSES:
+            raise EngineUnavailable(
+                f"call {flight.id} lost {flight.losses} engines in a row; last: {flight.waiting_for}"
+            )
+        patience = time.time() + self.settings.engine_wait_s
         while True:
             if flight.cancelled:
                 raise _Cancelled
             now = time.time()
-            engine = self.router.pick(flight.session.execution, now)
+            engine = self.router.pick(flight.session.execution, now, flight.reserved)
             if engine is not None:
+                self._release(flight)
+                if engine.cache_key is None:
+                    await self._watch.learn(engine)
                 return engine
             due = self.router.due(now)
             if due is None:
-                flight.waiting_for = "an engine that admits calls"
-            await self.engines_changed.wait(due)
+                flight.waiting_for = self.router.waits_for()
+            if now >= patience:
+                waited = self.settings.engine_wait_s
+                raise EngineUnavailable(f"no engine in {waited:g} s: waited for {flight.waiting_for}")
+            await self.engines_changed.wait(min(patience - now, inf if due is None else due))
+
+    def _release(self, flight: Flight) -> None:
+        """Give back the room that is kept for a call."""
+        if flight.reserved is not None:
+            flight.reserved.reserved -= 1
+            flight.reserved = None
+            self.engines_changed.fire()
 
     async def _leg(self, flight: Flight, engine: Engine) -> None:
         """One request to one engine; leaves what it sampled in the flight."""
@@ -245,6 +324,8 @@ class Gateway:
         flight.legs += 1
         flight.engine, flight.last_engine = engine, engine.url
         flight.rid = f"{flight.id}-{flight.legs}"
+        flight.heard = time.time()
+        flight.dispatched = flight.dispatched or flight.heard
         flight.waiting_for = f"{engine.url} to answer /generate"
 
         def progress(output: Output) -> None:
@@ -258,6 +339,9 @@ class Gateway:
                 engine.url, self._body(flight, engine), None if flight.live is None else progress
             )
             flight.take(output, base, version)
+            engine.label = output.label or engine.label
+            flight.losses = 0
+            flight.cut_by = "aborted" if engine.admitting else "reroute"
             if output.finish != "abort":
                 flight.finish = output.finish
             elif not output.ids and engine.admitting:
@@ -265,11 +349,18 @@ class Gateway:
         except _Stopped:
             pass
         except EngineDown as error:
-            ok, flight.waiting_for = False, f"an engine to come back ({error})"
+            ok, flight.cut_by, flight.waiting_for = False, "lost", f"an engine to come back ({error})"
+            flight.losses += error.held
+            _LOG.warning(
+                "engine lost", extra={"fields": {**_ids(flight), "engine": engine.url, "why": str(error)}}
+            )
         except asyncio.CancelledError:
             if not flight.dropped or flight.task.uncancel() > 0:
                 raise
             flight.dropped, ok = False, False
+            if flight.cut_by == "frozen":
+                flight.losses += 1
+                flight.waiting_for = f"an engine to come back ({engine.url} gave no sign of life)"
         finally:
             flight.engine = None
             self.router.end(engine, ok, time.time())
@@ -289,9 +380,9 @@ class Gateway:
             "return_logprob": True,
             "logprob_start_len": -1,
         }
-        if engine.version is not None:
+        if engine.cache_key is not None:
             # Without it an engine's cache hands out keys and values of older weights.
-            body["extra_key"] = str(engine.version)
+            body["extra_key"] = engine.cache_key
         return body
 
     def _settle(self, flight: Flight) -> None:
@@ -305,14 +396,82 @@ class Gateway:
         elif flight.cancelled:
             raise _Cancelled
 
-    def _record(self, flight: Flight, answer: Answer, id_prefix: str, failed: bool) -> None:
-        """Write the call, then let later requests find it. Raises TrajtreeError when it is not durable."""
-        record = call_record(flight, answer, time.time(), id_prefix)
-        self._log.append(record)
+    async def _record(self, flight: Flight, answer: Answer, id_prefix: str, failed: bool) -> None:
+        """Write the call, then let later requests find it. Raises RecordingFailed when it is not durable."""
+        sampled = time.time()
+        record = call_record(flight, answer, sampled, id_prefix)
+        await self._append(record)
         self.calls += 1
+        self._count(flight, answer, sampled)
         node = call_node(flight, answer, self.codec.turn_end) if flight.ids else None
         context = bytes.fromhex(record.extra["context"])
         flight.session.remember(flight.id, flight.match.digest, context, node, answer.tool_calls, failed)
+
+    async def _append(self, record: Record) -> None:
+        """Make a record durable. Raises RecordingFailed."""
+        try:
+            self._log.append(record)
+            await self._commit.durable()
+        except TrajtreeError as error:
+            raise RecordingFailed(f"the {record.type} could not be recorded: {error}") from error
+
+    def _count(self, flight: Flight, answer: Answer, sampled: float) -> None:
+        """What the metrics say of a recorded call; `sampled`: unix seconds of its last token."""
+        metrics, dispatched, parent = self.metrics, flight.dispatched, flight.prompt.parent
+        metrics.calls.labels(flight.protocol, flight.finish).inc()
+        metrics.tokens.labels("encoded").inc(len(flight.prompt.new))
+        metrics.tokens.labels("reused").inc(parent.length if parent else 0)
+        metrics.tokens.labels("sampled").inc(len(flight.ids))
+        metrics.untrainable.inc(sum(value is None for value in flight.logprobs))
+        metrics.spent("record", time.time() - sampled)
+        if dispatched is not None:
+            metrics.spent("queue", dispatched - flight.started)
+            metrics.spent("generate", sampled - dispatched)
+            if flight.first is not None:
+                metrics.spent("first_token", flight.first - dispatched)
+
+    def _report(self, flight: Flight, failure: ProxyError | None) -> None:
+        """One line of the proxy's log for a call that ended."""
+        if not _LOG.isEnabledFor(logging.INFO) and failure is None:
+            return
+        fields = {
+            **_ids(flight),
+            "parent": flight.prompt.parent.id if flight.prompt.parent else None,
+            "protocol": flight.protocol,
+            "engine": flight.last_engine,
+            "engines_used": flight.legs,
+            "finish": flight.finish,
+            "prompt_tokens": len(flight.prompt),
+            "output_tokens": len(flight.ids),
+            "seconds": round(time.time() - flight.started, 3),
+        }
+        if failure is None:
+            _LOG.info("call ended", extra={"fields": fields})
+        else:
+            level = logging.INFO if isinstance(failure, ClientLeft | ExecutionClosed) else logging.WARNING
+            _LOG.log(level, "call failed", extra={"fields": {**fields, "why": str(failure)}})
+
+    def _gauges(self) -> dict[str, tuple[str, str, dict[str, float]]]:
+        engines = self.router.engines
+        return {
+            "executions_open": ("Open executions.", "", {"": len(self.executions)}),
+            "calls_under_way": ("Calls between request and durable record.", "", {"": len(self._running)}),
+            "calls_waiting": (
+                "Calls under way that no engine has taken.",
+                "",
+                {"": sum(f.engine is None and f.finish is None for f in self._running)},
+            ),
+            "engine_in_flight": (
+                "Calls at an engine.",
+                "engine",
+                {url: e.in_flight for url, e in engines.items()},
+            ),
+            "engine_admitting": (
+                "Whether an engine takes calls.",
+                "engine",
+                {url: float(e.admitting and e.rests_until <= time.time()) for url, e in engines.items()},
+            ),
+        }
 
     # --- reroutes and ends
 
@@ -327,6 +486,9 @@ class Gateway:
         moves = {name: url for name, url in moves.items() if self.executions.is_open(name, now)}
         self.router.stop_admitting(source)
         self.router.move(moves)
+        for flight in self._running:
+            if flight.engine is not None and flight.engine.url == source and flight.reserved is None:
+                flight.reserved = self.router.reserve(flight.session.execution)
         engine = self.router.engines[source]
         flights = [f for f in self._running if f.engine is engine]
         await evict(flights, time.time() + deadline_s, self._client, self.engines_changed)
@@ -334,6 +496,7 @@ class Gateway:
         if left:
             raise EngineUnavailable(f"calls left on {source} after {deadline_s} s: {', '.join(left)}")
         self.reroutes += 1
+        self.metrics.reroutes.inc()
         return len(moves), sum(1 for f in flights if f.finish is None or f.last_engine != source)
 
     def _cancel(self, flight: Flight, reason: ProxyError) -> None:
@@ -349,12 +512,17 @@ class Gateway:
             task.add_done_callback(self._background.discard)
 
     async def close(self) -> None:
-        """Abort and record every call, then release engines and log."""
+        """Take no more calls, let those under way end for the grace time, abort and record the rest; release all."""
         self._stopping = True
+        if self._running and self.settings.grace_s:
+            await asyncio.wait([f.task for f in self._running], timeout=self.settings.grace_s)
         flights = list(self._running)
         for flight in flights:
             self._cancel(flight, EngineUnavailable(_STOPS))
         await asyncio.gather(*(f.task for f in flights), *self._background, return_exceptions=True)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         self._client.close()
         self._log.close()
 
@@ -365,6 +533,10 @@ class _Stopped(Exception):
 
 class _Cancelled(Exception):
     """The call was cancelled; `flight.cancelled` says why."""
+
+
+def _ids(flight: Flight) -> dict[str, str]:
+    return {"execution": flight.session.execution, "call": flight.id}
 
 
 def _landed(flight: Flight, task: asyncio.Task) -> None:

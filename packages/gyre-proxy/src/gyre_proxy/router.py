@@ -1,17 +1,19 @@
 """Owns the engine table and which engine serves which execution. Pure: time comes in as an argument.
 
-Invariants: a call is given only to an admitting engine; an execution stays on its engine while that engine
-admits (its cache is there); a failed engine rests for a growing while before it is tried again.
+Invariants: a call is given only to an admitting engine with room; room that a reroute reserved is given to nobody
+else; an execution stays on its engine while that engine admits (its cache is there), and waits for it when it is
+full unless another has plenty of room; a failed engine rests for a growing while before it is tried again.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 REST_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds a failed engine rests, by consecutive failures; the last value repeats."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Engine:
     """One engine as the proxy sees it."""
 
@@ -19,10 +21,26 @@ class Engine:
     admitting: bool = True
     version: int | None = None
     """Verified weight version, None when nobody said."""
+    capacity: int | None = None
+    """Calls it may hold at a time, None for no limit."""
+    label: str | None = None
+    """Weight version as the engine itself names it; looked at only when `version` is None."""
     in_flight: int = 0
+    reserved: int = 0
+    """Room kept for calls that a reroute brings."""
     failures: int = 0
     rests_until: float = 0.0
     listed: bool = True
+
+    @property
+    def room(self) -> float:
+        """Calls it can take now."""
+        return inf if self.capacity is None else self.capacity - self.in_flight - self.reserved
+
+    @property
+    def cache_key(self) -> str | None:
+        """What keeps keys and values of other weights out of an answer; None when the weights have no name."""
+        return self.label if self.version is None else str(self.version)
 
 
 class Router:
@@ -38,6 +56,7 @@ class Router:
         for url, old in self.engines.items():
             if url in new:
                 old.admitting, old.version, old.listed = new[url].admitting, new[url].version, True
+                old.capacity = new[url].capacity
                 old.failures, old.rests_until = 0, 0.0
                 new[url] = old
             elif old.in_flight:
@@ -55,21 +74,45 @@ class Router:
     def forget(self, execution: str) -> None:
         self._routes.pop(execution, None)
 
-    def pick(self, execution: str, now: float) -> Engine | None:
-        """The engine for the next call of an execution, None when none admits or all rest; sets its route."""
+    def pick(self, execution: str, now: float, reserved: Engine | None = None) -> Engine | None:
+        """The engine for the next call of an execution; sets its route. None when none can take it now.
+
+        `reserved`: the engine that keeps room for this call; the caller releases it.
+        """
         awake = [e for e in self.engines.values() if e.admitting and e.rests_until <= now]
-        if not awake:
-            return None
+        if reserved in awake:
+            return reserved
         route = self.engines.get(self._routes.get(execution, ""))
-        if route is None or route not in awake:
-            route = min(awake, key=lambda e: (e.in_flight, self._load(e.url), e.url))
-            self._routes[execution] = route.url
+        if route in awake and route.room > 0:
+            return route
+        free = [e for e in awake if e.room > 0]
+        if route in awake:  # full: moving costs its cache, waiting costs time
+            free = [e for e in free if e.capacity is None or 2 * e.room >= e.capacity]
+        if not free:
+            return None
+        route = min(free, key=lambda e: (e.in_flight + e.reserved, self._load(e.url), e.url))
+        self._routes[execution] = route.url
         return route
 
+    def reserve(self, execution: str) -> Engine | None:
+        """Keep room for a call at the execution's engine, else at one with room; None when there is none."""
+        admitting = [e for e in self.engines.values() if e.admitting and e.room > 0]
+        route = self.engines.get(self._routes.get(execution, ""))
+        if route not in admitting:
+            route = min(admitting, key=lambda e: (e.in_flight + e.reserved, e.url), default=None)
+        if route is not None:
+            route.reserved += 1
+        return route
+
+    def waits_for(self) -> str:
+        """What a call that no engine takes waits for."""
+        admits = any(e.admitting for e in self.engines.values())
+        return "room at an engine" if admits else "an engine that admits calls"
+
     def due(self, now: float) -> float | None:
-        """Seconds until an admitting engine has rested enough, None when no engine admits."""
-        rests = [e.rests_until - now for e in self.engines.values() if e.admitting]
-        return max(0.0, min(rests)) if rests else None
+        """Seconds until an admitting engine has rested enough, None when none rests."""
+        rests = [e.rests_until - now for e in self.engines.values() if e.admitting and e.rests_until > now]
+        return min(rests, default=None)
 
     def begin(self, engine: Engine) -> None:
         engine.in_flight += 1

@@ -11,13 +11,15 @@ from types import ModuleType
 
 import orjson
 
-from gyre_proxy import admin
+from gyre_proxy import admin, metrics
 from gyre_proxy.capability import execution_of
 from gyre_proxy.conversation import Request
 from gyre_proxy.dialects import BY_PATH, chat, messages, responses
 from gyre_proxy.errors import (
     BadRequest,
+    BodyTimeout,
     BodyTooLarge,
+    Busy,
     ContextOverflow,
     EngineUnavailable,
     NotFound,
@@ -54,10 +56,11 @@ class Application:
             execution, path = _route(scope["path"])
             dialect = BY_PATH.get(path, messages if path == "messages/count_tokens" else chat)
             if path.startswith("admin/") and execution is None:
-                status, answer = await admin.handle(self, scope, await _body(receive, self.body_limit))
+                status, answer = await admin.handle(self, scope, await self._body(receive))
                 return await _send_json(send, status, answer)
             await self._serve(scope, receive, send, execution, path)
         except ProxyError as error:
+            self.gateway.metrics.refused.labels(error.status).inc()
             await _send_error(send, dialect, error)
 
     async def _serve(
@@ -65,7 +68,10 @@ class Application:
     ) -> None:
         method = scope["method"]
         if method == "HEAD" or path in ("", "health"):
-            return await _send_json(send, 200, {"status": "ok"})
+            return await _send_json(send, 200, {"status": "ok", **admin.load(self.gateway)})
+        if path == "metrics" and execution is None:
+            content_type = (b"content-type", metrics.CONTENT_TYPE.encode())
+            return await _send(send, 200, [content_type], self.gateway.metrics.text())
         headers = dict(scope["headers"])
         if path == "models" or path.startswith("models/"):
             return await _send_json(send, 200, self._models(path))
@@ -77,11 +83,13 @@ class Application:
             )
         settings = self.gateway.settings
         name = execution_of(self.secret, bearer(headers), execution, settings.strict, time.time())
-        request = dialect.parse(_object(headers, await _body(receive, self.body_limit)))
+        request = dialect.parse(_object(headers, await self._body(receive)))
         if counting:
             return await _send_json(send, 200, messages.count(await self.gateway.count_tokens(name, request)))
         try:
-            flight = await self.gateway.open_flight(name, request, hints(headers), dialect.TOOL_ID_PREFIX)
+            flight = await self.gateway.open_flight(
+                name, request, hints(headers), path, dialect.TOOL_ID_PREFIX
+            )
         except ContextOverflow as error:
             if dialect is responses and request.stream:
                 return await _send(send, 200, _STREAM_HEADERS, responses.failed_event(error))
@@ -128,7 +136,7 @@ class Application:
                 return  # an unfinished response makes the server reset the connection
             if flight.answer is not None:
                 out += writer.finish(flight.answer)
-            if out and not begun:
+            if not begun and (out or flight.ids):
                 out = writer.start() + out
             if flight.answer is not None:
                 return await _stream_out(send, begun, out, last=True)
@@ -138,6 +146,14 @@ class Application:
             elif not await flight.changed.wait(self.gateway.settings.keepalive_s):
                 await _stream_out(send, begun, writer.keepalive() if begun else writer.start())
                 begun = True
+
+    async def _body(self, receive: Receive) -> bytes:
+        limit = self.gateway.settings.body_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                return await _body(receive, self.body_limit)
+        except TimeoutError:
+            raise BodyTimeout(f"the body did not arrive within {limit:g} s") from None
 
     def _models(self, path: str) -> dict:
         model = {
@@ -222,7 +238,7 @@ async def _send_json(send: Send, status: int, value: dict, *headers: tuple[bytes
 
 
 async def _send_error(send: Send, dialect: ModuleType, error: ProxyError) -> None:
-    later = isinstance(error, EngineUnavailable | RecordingFailed)
+    later = isinstance(error, EngineUnavailable | RecordingFailed | Busy)
     headers = [(b"retry-after", b"1")] if later else []
     await _send_json(send, error.status, dialect.error(error), *headers)
 

@@ -8,6 +8,7 @@ less where it repeats the last one; the memory of a session is its tokens and th
 """
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,9 @@ import numpy as np
 import orjson
 
 from gyre_proxy.conversation import Conversation, Message, ToolCall
+
+HEADS = 8
+"""Roots whose tools and system prompt are kept to explain the next root."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +90,8 @@ class Match:
     """Digest of the tool list, None when there are no tools."""
     running: "hashlib._Hash"
     """The hash of the prompt, to be continued with the answer."""
+    way: "hashlib._Hash"
+    """The hash up to the node's answer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,12 +126,22 @@ class Session:
     _payloads: dict[str, tuple[ToolCall, bytes, str]] = field(default_factory=dict)
     """Recorded tool calls by id, each with its meaning and the id of the call that made it."""
     _failed: dict[bytes, str] = field(default_factory=dict)
+    _extended: set[str] = field(default_factory=set)
+    """Calls that others extend."""
+    _heads: "OrderedDict[tuple[str | None, Message | None], None]" = field(default_factory=OrderedDict)
+    """Tools and system prompts of the last roots, to tell why a new one is none of them."""
     _walk: _Walk | None = None
 
     def match(self, conversation: Conversation) -> Match:
         """The deepest recorded node that the conversation extends."""
-        given = conversation.messages
         tools = tools_digest(conversation.tools) if conversation.tools else None
+        found = self._find(tools, conversation.messages)
+        if found.node is not None:
+            end = found.known
+            self._walk = _Walk(tools, conversation.messages[:end], found.messages[:end], found.way)
+        return found
+
+    def _find(self, tools: str | None, given: tuple[Message, ...]) -> Match:
         walk = self._walk
         if walk is None or not walk.leads(tools, given):
             walk = _Walk(tools, (), (), hashlib.blake2b((tools or "").encode(), digest_size=16))
@@ -138,9 +154,40 @@ class Session:
             if messages[first].role == "assistant" and (known := self._nodes.get(running.digest())):
                 nodes, end, way = known, last, running.copy()
         if not nodes:
-            return Match(None, messages, 0, running.digest(), tools, running)
-        self._walk = _Walk(tools, given[:end], messages[:end], way)
-        return Match(_closest(nodes, messages[end - 1]), messages, end, running.digest(), tools, running)
+            return Match(None, messages, 0, running.digest(), tools, running, way)
+        node = _closest(nodes, messages[end - 1])
+        return Match(node, messages, end, running.digest(), tools, running, way)
+
+    def attachment(self, match: Match, parent: Node | None) -> str:
+        """How a call attaches, in one word for people who wonder about their trees; notes it for the next one.
+
+        "extended", or "branched" where the parent was extended before; for a root the reason: "first", other
+        "tools" or another "system" prompt than a context that it otherwise extends, "rendering" where the template
+        rewrote the past, else "history".
+        """
+        if parent is not None:
+            seen = parent.id in self._extended
+            self._extended.add(parent.id)
+            return "branched" if seen else "extended"
+        cause = "rendering" if match.node is not None else self._root_cause(match)
+        head = match.messages[0] if match.messages[0].role == "system" else None
+        self._heads[match.tools, head] = None
+        self._heads.move_to_end((match.tools, head))
+        while len(self._heads) > HEADS:
+            self._heads.popitem(last=False)
+        return cause
+
+    def _root_cause(self, match: Match) -> str:
+        if not self._nodes:
+            return "first"
+        given = match.messages
+        for tools, head in reversed(self._heads):
+            if tools != match.tools and self._find(tools, given).node is not None:
+                return "tools"
+            headed = given[0].role == "system" and head not in (None, given[0])
+            if headed and self._find(match.tools, (head, *given[1:])).node is not None:
+                return "system"
+        return "history"
 
     def context(self, match: Match, answer: Message) -> bytes:
         """Identity of a prompt and its answer: what a request must begin with to extend that call."""

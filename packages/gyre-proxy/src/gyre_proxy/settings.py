@@ -12,6 +12,21 @@ from gyre_proxy.connections import check_origin
 from gyre_proxy.errors import SettingsError
 from gyre_proxy.parsers import TOOL_PARSERS
 
+FLUSHES = ("process", "disk")
+
+_POSITIVE = (
+    "call_deadline_s",
+    "keepalive_s",
+    "context_length",
+    "max_new_tokens",
+    "engine_capacity",
+    "engine_wait_s",
+    "silence_s",
+    "max_calls",
+    "max_executions",
+    "body_timeout_s",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -47,6 +62,22 @@ class Settings:
     """Longest time a call may take, waits for engines and reroutes included."""
     keepalive_s: float = 10.0
     """Silence after which a streaming client gets a sign of life."""
+    flush: str = "process"
+    """What an answered call survives: the death of every process, or with "disk" loss of power too."""
+    engine_capacity: int | None = None
+    """Calls that an engine named here may hold at a time; None for no limit."""
+    engine_wait_s: float = 300.0
+    """Longest time a call waits for an engine that takes it."""
+    silence_s: float = 15.0
+    """Silence of an engine after which it is asked for a sign of life."""
+    max_calls: int = 4096
+    """Calls under way, waiting ones included; more are refused with a retryable error."""
+    max_executions: int = 100_000
+    """Open executions."""
+    body_timeout_s: float = 60.0
+    """Longest time for a request body to arrive."""
+    grace_s: float = 0.0
+    """Time that calls under way get to end when the proxy stops; then they are aborted and recorded as such."""
 
     def __post_init__(self) -> None:
         if self.tool_parser not in TOOL_PARSERS:
@@ -74,7 +105,11 @@ class Settings:
             raise SettingsError("temperature must be a number >= 0 and top_p in (0, 1]")
         if self.top_k != -1 and self.top_k < 1:
             raise SettingsError("top_k must be at least 1, or -1 for no limit")
-        for name in ("call_deadline_s", "keepalive_s", "context_length", "max_new_tokens"):
+        if self.flush not in FLUSHES:
+            raise SettingsError(f"flush must be one of {', '.join(FLUSHES)}, not {self.flush!r}")
+        if not 0 <= self.grace_s < math.inf:
+            raise SettingsError(f"grace_s must be a number >= 0, not {self.grace_s}")
+        for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise SettingsError(f"{name} must be a positive number, not {value}")

@@ -52,6 +52,7 @@ class RunLogWriter:
         self._codec = codec_of(path)
         self._whole = 0
         """Size up to which a compressed log is known to hold whole frames."""
+        self._folder_synced = False
         self._thread_lock = threading.Lock()
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -73,6 +74,18 @@ class RunLogWriter:
             raise RecordError(f"{record.type}: {len(line)} bytes in one line, more than {MAX_LINE}; split it")
         with self._locked():
             self._write(line, self._repaired_size())
+
+    def sync(self) -> None:
+        """Make everything appended so far survive loss of power, where `flush` "process" left that to the system.
+
+        Many records can share one call, from any thread. Raises RunLogError when the disk refuses.
+        """
+        try:
+            os.fdatasync(self._fd)
+            if not self._folder_synced:
+                self._sync_folder()
+        except OSError as error:
+            raise RunLogError(f"{self.path}: records did not reach the disk: {error.strerror}") from error
 
     def close(self) -> None:
         """Close the file. Closing twice is allowed."""
@@ -114,6 +127,7 @@ class RunLogWriter:
             os.fsync(folder)  # makes the name of a new file durable
         finally:
             os.close(folder)
+        self._folder_synced = True
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

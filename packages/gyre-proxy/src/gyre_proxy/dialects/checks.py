@@ -1,0 +1,207 @@
+"""Owns the words in which the dialects say what a field may hold. Pure; every failure is a BadField.
+
+A check is a callable that takes a value, which is not null, and raises BadField when it cannot stand in its field.
+Null counts as an absent field everywhere. Invariant: what passed the checks of a dialect can be read without
+another look at its types, and nests at most DEPTH levels below any field.
+"""
+
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import Any, Self
+
+from gyre_proxy.errors import BadRequest
+from gyre_proxy.nesting import DEPTH, too_deep
+
+Check = Callable[[Any], None]
+
+SHOWN = 60
+"""Characters of a client's word that an error message repeats."""
+
+
+class BadField(BadRequest):
+    """A field holds what it cannot. `reason` goes on with the sentence that the field's name begins."""
+
+    def __init__(self, reason: str, *path: str | int) -> None:
+        super().__init__(reason)
+        self.reason, self.path = reason, path
+
+    def under(self, *outer: str | int) -> Self:
+        """The same failure, seen from further out."""
+        self.path = (*outer, *self.path)
+        self.param = _path_text(self.path)
+        return self
+
+    def __str__(self) -> str:
+        return f"field {_path_text(self.path)!r} {self.reason}" if self.path else self.reason
+
+
+def _path_text(path: tuple[str | int, ...]) -> str:
+    """messages[3].content[0].text"""
+    parts = [f"[{part}]" if isinstance(part, int) else "." + part[:SHOWN] for part in path]
+    return "".join(parts).removeprefix(".")
+
+
+def shown(value: object) -> str:
+    """A value as an error message repeats it: on one line, cut."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return repr(value[:SHOWN] if isinstance(value, str) else value)
+
+
+def text(value: object) -> None:
+    if type(value) is not str:
+        raise BadField("must be a string")
+
+
+def name(value: object) -> None:
+    if type(value) is not str or not value:
+        raise BadField("must be a string that is not empty")
+
+
+def flag(value: object) -> None:
+    if type(value) is not bool:
+        raise BadField("must be true or false")
+
+
+def number(value: object) -> None:
+    if type(value) not in (int, float) or not isfinite(value):
+        raise BadField("must be a number")
+
+
+def integer(value: object) -> None:
+    if type(value) is not int:
+        raise BadField("must be an integer of at most 64 bits")
+
+
+def positive(value: object) -> None:
+    if type(value) is not int or value < 1:
+        raise BadField("must be a positive integer")
+
+
+def anything(value: object) -> None:
+    """Any JSON that is not too deep to be compared and rendered."""
+    if type(value) in (dict, list) and too_deep(value):
+        raise BadField(f"nests deeper than {DEPTH} levels; flatten it")
+
+
+def mapping(value: object) -> None:
+    if type(value) is not dict:
+        raise BadField("must be an object")
+    anything(value)
+
+
+def any_list(value: object) -> None:
+    if type(value) is not list:
+        raise BadField("must be a list")
+    anything(value)
+
+
+def strings_by_name(value: object) -> None:
+    if type(value) is not dict or not all(type(inner) is str for inner in value.values()):
+        raise BadField("must be an object of strings")
+
+
+def one_of(*words: object) -> Check:
+    def check(value: object) -> None:
+        if type(value) is not str or value not in words:
+            raise BadField(f"must be one of {', '.join(map(str, words))}, not {shown(value)}")
+
+    return check
+
+
+def refused(why: str) -> Check:
+    """A field, or a kind of object, that the protocol has and this proxy does not serve."""
+
+    def check(value: object) -> None:
+        raise BadField(f"is not supported: {why}")
+
+    return check
+
+
+def refused_unless(harmless: object, why: str) -> Check:
+    """Refused except for the one value that asks for nothing."""
+
+    def check(value: object) -> None:
+        if type(value) is not type(harmless) or value != harmless:
+            raise BadField(f"is not supported: {why}")
+
+    return check
+
+
+def either(*checks: tuple[type, Check]) -> Check:
+    """The check of the value's own type."""
+    by_type = dict(checks)
+    words = {str: "a string", list: "a list", dict: "an object", int: "an integer", bool: "true or false"}
+
+    def check(value: object) -> None:
+        inner = by_type.get(type(value))
+        if inner is None:
+            raise BadField(f"must be {' or '.join(words[kind] for kind in by_type)}")
+        inner(value)
+
+    return check
+
+
+def list_of(check_one: Check, most: int | None = None) -> Check:
+    def check(value: object) -> None:
+        if type(value) is not list:
+            raise BadField("must be a list")
+        if most is not None and len(value) > most:
+            raise BadField(f"may hold at most {most} entries")
+        index = 0
+        try:
+            for index, inner in enumerate(value):  # noqa: B007 - read by the handler
+                check_one(inner)
+        except BadField as error:
+            raise error.under(index)  # noqa: B904 - the same error
+
+    return check
+
+
+class Table:
+    """The fields of an object, each with its check. Other fields are refused unless they are empty."""
+
+    def __init__(self, fields: Mapping[str, Check], required: str = "") -> None:
+        """`required`: names of the fields that must be there, separated by blanks."""
+        self._fields = dict(fields)
+        self._required = required.split()
+
+    def __call__(self, value: object) -> None:
+        if type(value) is not dict:
+            raise BadField("must be an object")
+        fields = self._fields
+        for name, inner in value.items():
+            if inner is None:
+                continue
+            check = fields.get(name)
+            if check is None:
+                if inner in ([], {}, "", False):
+                    continue
+                raise BadField("is not supported by this proxy; remove it", name)
+            try:
+                check(inner)
+            except BadField as error:
+                raise error.under(name)  # noqa: B904 - the same error
+        for name in self._required:
+            if value.get(name) is None:
+                raise BadField("is missing", name)
+
+
+class Tagged:
+    """Objects of several kinds, told apart by one of their fields; each kind has its own check."""
+
+    def __init__(self, kinds: Mapping[str | None, Check], key: str = "type") -> None:
+        """A check under None is that of objects without the field."""
+        self._kinds, self._key = dict(kinds), key
+
+    def __call__(self, value: object) -> None:
+        if type(value) is not dict:
+            raise BadField("must be an object")
+        kind = value.get(self._key)
+        check = self._kinds.get(kind) if kind is None or type(kind) is str else None
+        if check is None:
+            if kind is None:
+                raise BadField("is missing", self._key)
+            known = ", ".join(str(word) for word in self._kinds if word is not None)
+            raise BadField(f"{shown(kind)} is not supported, only {known}", self._key)
+        check(value)
