@@ -298,10 +298,11 @@ class Gateway:
                 raise _Cancelled
             now = time.time()
             engine = self.router.pick(flight.session.execution, now, flight.reserved)
+            if engine is not None and engine.cache_key is None and not engine.asked:
+                await self._watch.learn(engine)
+                continue
             if engine is not None:
                 self._release(flight)
-                if engine.cache_key is None:
-                    await self._watch.learn(engine)
                 return engine
             due = self.router.due(now)
             if due is None:

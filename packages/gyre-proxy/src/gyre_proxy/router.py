@@ -25,6 +25,8 @@ class Engine:
     """Calls it may hold at a time, None for no limit."""
     label: str | None = None
     """Weight version as the engine itself names it; looked at only when `version` is None."""
+    asked: bool = False
+    """Whether the engine was asked for it."""
     in_flight: int = 0
     reserved: int = 0
     """Room kept for calls that a reroute brings."""

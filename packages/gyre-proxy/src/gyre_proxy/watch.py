@@ -80,5 +80,6 @@ class Watch:
     async def learn(self, engine: Engine) -> None:
         """Take over the name that an engine gives its weights."""
         label = await self._client.weights(engine.url)
+        engine.asked = True
         if label is not None:
             engine.label = label

@@ -1,0 +1,461 @@
+"""What operators see and set: metrics, health, the proxy's own log, limits, frozen engines, what survives."""
+
+import asyncio
+import io
+import json
+import logging
+import socket
+import threading
+import time
+
+import httpx
+import orjson
+import pytest
+from gyre_proxy.logs import JsonFormatter
+from gyre_trajtree import Execution, RunLogError, RunLogWriter, read_run_log
+from prometheus_client.parser import text_string_to_metric_families
+from proxy_stage import DEADLINE_S, FakeEngine, wait_until
+
+TEXT = "The quick brown fox jumps over the lazy dog."
+USER = {"role": "user", "content": "go"}
+TOOL = {"type": "function", "function": {"name": "shell", "parameters": {"type": "object", "properties": {}}}}
+
+
+def chat(*messages, **more):
+    return {"model": "m", "messages": list(messages or (USER,)), **more}
+
+
+def said(answer: httpx.Response) -> dict:
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]
+
+
+def measured(proxy) -> dict:
+    """{(sample name, sorted label values): value} of /metrics."""
+    answer = httpx.get(f"{proxy.url}/metrics")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain")
+    families = text_string_to_metric_families(answer.text)
+    return {
+        (sample.name.removeprefix("gyre_proxy_"), *sorted(sample.labels.values())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+class Background(threading.Thread):
+    """Asks once in a thread of its own."""
+
+    def __init__(self, proxy, body=None, execution="e"):
+        super().__init__()
+        self._ask = lambda: proxy.post("chat/completions", body or chat(), execution)
+        self.answered: httpx.Response | None = None
+        self.start()
+
+    def run(self):
+        self.answered = self._ask()
+
+    def answer(self) -> httpx.Response:
+        self.join(DEADLINE_S)
+        return self.answered
+
+
+class Freezable(FakeEngine):
+    """An engine that can stop answering anything while its connections stay open, and counts pings."""
+
+    frozen, pings = False, 0
+
+    async def _app(self, scope, receive, send):
+        while self.frozen:
+            await asyncio.sleep(0.01)
+        self.pings += scope["path"] == "/ping"
+        await super()._app(scope, receive, send)
+
+
+@pytest.fixture
+def freezable(stage, codec):
+    def build(script, version=0):
+        engine = Freezable(codec, script, version)
+        stage.do(engine.start())
+        stage._stops.append(engine.stop)
+        return engine
+
+    return build
+
+
+# --- what is seen
+
+
+def test_metrics_count_calls_tokens_and_how_they_attach(scene):
+    proxy, _ = scene([TEXT])
+    first = said(proxy.post("chat/completions", chat()))
+    proxy.post("chat/completions", chat(USER, first, USER))
+    proxy.post("chat/completions", chat(USER, first, {"role": "user", "content": "again"}))
+    proxy.post("chat/completions", {"model": 5, "messages": []})
+    proxy.post("messages", {"model": "m", "max_tokens": 9, "messages": [USER], "stream": True}, "other")
+    calls, seen = proxy.calls(), measured(proxy)
+    assert seen["calls_total", "chat/completions", "stop"] == 3
+    assert seen["calls_total", "length", "messages"] == 1
+    assert seen["refused_total", "400"] == 1
+    assert seen["tokens_total", "encoded"] == sum(len(call.input_ids) for call in calls)
+    assert seen["tokens_total", "sampled"] == sum(len(call.output_ids) for call in calls)
+    path = len(calls[0].input_ids) + len(calls[0].output_ids)
+    assert seen["tokens_total", "reused"] == 2 * path
+    assert [seen["contexts_total", cause] for cause in ("first", "extended", "branched")] == [2, 1, 1]
+    for stage in ("prepare", "queue", "generate", "record"):
+        assert seen["stage_seconds_count", stage] == 4
+    assert seen["stage_seconds_count", "first_token"] == 1
+    assert (seen["executions_open",], seen["calls_under_way",]) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "change, cause",
+    [
+        (lambda body: body | {"tools": [TOOL]}, "tools"),
+        (
+            lambda body: body | {"messages": [{"role": "system", "content": "y"}, *body["messages"][1:]]},
+            "system",
+        ),
+        (
+            lambda body: body | {"messages": [*body["messages"][:1], {"role": "user", "content": "z"}]},
+            "history",
+        ),
+    ],
+)
+def test_a_new_root_says_why_it_is_one(scene, change, cause):
+    proxy, _ = scene([TEXT])
+    messages = [{"role": "system", "content": "x"}, USER]
+    message = said(proxy.post("chat/completions", chat(*messages)))
+    proxy.post("chat/completions", change(chat(*messages, message, USER)))
+    assert [call.parent for call in proxy.calls()] == [None, None]
+    assert measured(proxy)["contexts_total", cause] == 1
+
+
+def test_retries_that_join_are_counted_and_waiting_calls_seen(scene):
+    proxy, engine = scene([TEXT])
+    engine.hold_after = 2
+    both = [Background(proxy)]
+    engine.wait_held()
+    both.append(Background(proxy))
+    wait_until(lambda: measured(proxy).get(("joined_total",)) == 1)
+    assert measured(proxy)["engine_in_flight", engine.url] == 1
+    engine.hold_after = None
+    engine._released.set()
+    assert len({said(each.answer())["content"] for each in both}) == 1 and len(proxy.calls()) == 1
+
+
+def test_health_counts_engines_and_calls(scene):
+    proxy, engine = scene([TEXT])
+    health = httpx.get(f"{proxy.url}/health").json()
+    assert health == {"status": "ok", "engines_admitting": 1, "executions": 0, "calls_under_way": 0}
+    proxy.admin("PUT", "engines", {"engines": [{"url": engine.url, "admitting": False}]})
+    assert httpx.get(f"{proxy.url}/health").json()["engines_admitting"] == 0
+
+
+@pytest.fixture
+def journal():
+    """Lines of the proxy's own log."""
+    text, logger = io.StringIO(), logging.getLogger("gyre_proxy")
+    handler = logging.StreamHandler(text)
+    handler.setFormatter(JsonFormatter())
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield lambda: [orjson.loads(line) for line in text.getvalue().splitlines()]
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def test_the_log_names_execution_and_call(scene, journal):
+    proxy, _ = scene([TEXT])
+    proxy.post("chat/completions", chat())
+    (call,) = proxy.calls()
+    wait_until(journal)
+    (line,) = journal()
+    assert (line["event"], line["level"], line["execution"], line["call"]) == (
+        "call ended",
+        "info",
+        "e",
+        call.id,
+    )
+    assert line["output_tokens"] == len(call.output_ids) and line["protocol"] == "chat/completions"
+
+
+def test_the_log_says_why_an_engine_was_lost(scene, journal):
+    proxy, engine = scene([TEXT], engine_wait_s=0.2)
+    engine.refuse = 500
+    assert proxy.post("chat/completions", chat()).status_code == 503
+    events = [line["event"] for line in journal()]
+    assert events[0] == "engine lost" and events[-1] == "call failed" and "500" in journal()[0]["why"]
+
+
+# --- limits
+
+
+def test_an_engine_holds_no_more_calls_than_its_capacity(scene):
+    proxy, engine = scene([TEXT], engine_capacity=2)
+    engine.hold_after = 1
+    clients = [Background(proxy, execution=f"e{i}") for i in range(5)]
+    wait_until(lambda: measured(proxy)["calls_waiting",] == 3)
+    assert len(engine.requests) == 2
+    engine.hold_after = None
+    engine._released.set()
+    for client in clients:
+        assert said(client.answer())["content"] == TEXT
+    assert len(proxy.calls()) == 5
+
+
+def test_more_calls_than_allowed_get_a_retryable_error(scene):
+    proxy, engine = scene([TEXT], max_calls=1)
+    engine.hold_after = 1
+    client = Background(proxy)
+    engine.wait_held()
+    for path, body in (
+        ("chat/completions", chat()),
+        ("messages", {"model": "m", "max_tokens": 5, "messages": [USER]}),
+        ("responses", {"model": "m", "input": "hi"}),
+    ):
+        refused = proxy.post(path, body, "other")
+        assert refused.status_code == 503 and refused.headers["retry-after"] and "--max-calls" in refused.text
+    engine.hold_after = None
+    engine._released.set()
+    assert said(client.answer())["content"] == TEXT
+    assert proxy.post("chat/completions", chat(), "other").status_code == 200
+
+
+def test_more_executions_than_allowed_are_refused_until_one_is_closed(scene):
+    proxy, _ = scene([TEXT], max_executions=1)
+    assert proxy.post("chat/completions", chat(), "one").status_code == 200
+    refused = proxy.post("chat/completions", chat(), "two")
+    assert refused.status_code == 503 and "--max-executions" in refused.text
+    assert proxy.post("chat/completions", chat(USER, USER), "one").status_code == 200
+    proxy.admin("POST", "executions/one/close", {})
+    assert proxy.post("chat/completions", chat(), "two").status_code == 200
+
+
+def test_a_body_that_does_not_arrive_gets_408(scene):
+    proxy, _ = scene([TEXT], body_timeout_s=0.2)
+    host, port = proxy.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), DEADLINE_S) as slow:
+        slow.sendall(b"POST /x/e/v1/messages HTTP/1.1\r\nhost: p\r\ncontent-length: 100\r\n\r\n{")
+        with slow.makefile() as answer:
+            head = [line.strip() for line in iter(answer.readline, "\n")]
+            size = next(int(line.split()[1]) for line in head if line.startswith("content-length"))
+            text = answer.read(size)
+    assert head[0].startswith("HTTP/1.1 408") and "did not arrive within 0.2 s" in text
+    assert not proxy.calls()
+
+
+def test_calls_under_way_may_end_when_the_proxy_stops(stage, codec, tokenizer_dir, tmp_path):
+    engine = stage.engine(codec, [TEXT])
+    settings = {"tokenizer": tokenizer_dir, "record": tmp_path / "run.jsonl", "engines": (engine.url,)}
+    proxy = stage.proxy(grace_s=DEADLINE_S, **settings)
+    engine.hold_after = 3
+    client = Background(proxy)
+    engine.wait_held()
+    stopping = threading.Thread(target=lambda: stage.do(stage._stops.pop()()))
+    stopping.start()
+    wait_until(lambda: _refuses(proxy))
+    stage.loop.call_soon_threadsafe(engine._released.set)
+    assert said(client.answer())["content"] == TEXT
+    stopping.join(DEADLINE_S)
+    (call,) = proxy.calls()
+    assert call.finish == "stop"
+
+
+def _refuses(proxy) -> bool:
+    try:
+        answer = proxy.post("chat/completions", chat(), "late")
+    except httpx.TransportError:
+        return True
+    return answer.status_code == 503
+
+
+# --- engines
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_of_a_frozen_engine_go_on_elsewhere(
+    stage, freezable, codec, tokenizer_dir, tmp_path, stream, monkeypatch
+):
+    monkeypatch.setattr("gyre_proxy.engine_client.PING_S", 0.3)
+    frozen, other = freezable([TEXT], 1), stage.engine(codec, [TEXT], 1)
+    proxy = stage.proxy(tokenizer=tokenizer_dir, record=tmp_path / "run.jsonl", silence_s=0.1)
+    proxy.admin("PUT", "engines", {"engines": [{"url": e.url, "version": 1} for e in (frozen, other)]})
+    proxy.admin("POST", "executions", {"id": "e", "engine": frozen.url})
+    frozen.hold_after = 4
+    client = Background(proxy, chat(stream=stream))
+    frozen.wait_held()
+    frozen.frozen = True
+    answer = client.answer()
+    frozen.frozen = False
+    assert answer.status_code == 200
+    (call,) = proxy.calls()
+    assert codec.decode(call.output_ids.tolist()) == TEXT and call.engine == other.url
+    assert measured(proxy)["continued_total", "frozen"] == 1
+
+
+def test_an_engine_that_is_silent_but_answers_a_ping_keeps_its_calls(
+    stage, freezable, tokenizer_dir, tmp_path
+):
+    engine = freezable([TEXT])
+    settings = {"tokenizer": tokenizer_dir, "record": tmp_path / "run.jsonl", "engines": (engine.url,)}
+    proxy = stage.proxy(silence_s=0.05, **settings)
+    engine.hold_after = 2
+    client = Background(proxy)
+    engine.wait_held()
+    pinged = engine.pings
+    wait_until(lambda: engine.pings >= pinged + 2)
+    engine._released.set()
+    assert said(client.answer())["content"] == TEXT
+    assert len(engine.requests) == 1
+
+
+def test_a_call_that_breaks_every_engine_is_given_up(scene, monkeypatch):
+    monkeypatch.setattr("gyre_proxy.router.REST_S", (0.0,))
+    proxy, engine = scene([TEXT])
+    engine.die_after = 0
+    refused = proxy.post("chat/completions", chat())
+    assert refused.status_code == 503 and "lost 5 engines in a row" in refused.text
+    assert len(engine.requests) == 5
+    engine.die_after = None
+    assert said(proxy.post("chat/completions", chat()))["content"] == TEXT
+    first, second = proxy.calls()
+    assert first.finish == "error" and second.attempt_of == first.id
+
+
+def test_without_an_engine_a_call_ends_after_its_patience(scene):
+    proxy, engine = scene([TEXT], engine_wait_s=0.3)
+    proxy.admin("PUT", "engines", {"engines": [{"url": engine.url, "admitting": False}]})
+    refused = proxy.post("chat/completions", chat())
+    assert refused.status_code == 503 and refused.headers["retry-after"]
+    assert "no engine in 0.3 s: waited for an engine that admits calls" in refused.text
+
+
+def test_the_name_that_an_engine_gives_its_weights_keeps_its_cache_apart(scene):
+    proxy, engine = scene([TEXT])
+    engine.version = "default"
+    message = said(proxy.post("chat/completions", chat()))
+    engine.version = "next"
+    second = said(proxy.post("chat/completions", chat(USER, message, USER)))
+    proxy.post("chat/completions", chat(USER, message, USER, second, USER))
+    assert [request["extra_key"] for request in engine.requests] == ["default", "default", "next"]
+    assert all(call.versions == [] for call in proxy.calls())
+
+
+def test_a_told_version_stays_whatever_the_engine_says(scene):
+    proxy, engine = scene([TEXT])
+    proxy.admin("PUT", "engines", {"engines": [{"url": engine.url, "version": 7}]})
+    for _ in range(2):
+        proxy.post("chat/completions", chat())
+    assert [request["extra_key"] for request in engine.requests] == ["7", "7"]
+
+
+# --- what survives
+
+
+def test_a_closed_execution_stays_closed_after_a_restart(stage, codec, tokenizer_dir, tmp_path):
+    engine = stage.engine(codec, [TEXT])
+    settings = {"tokenizer": tokenizer_dir, "record": tmp_path / "run.jsonl", "engines": (engine.url,)}
+    proxy = stage.proxy(**settings)
+    proxy.admin("POST", "executions", {"id": "e", "group": "g", "task": "t", "deadline": time.time() + 100})
+    proxy.post("chat/completions", chat())
+    proxy.admin("POST", "executions/e/close", {"termination": "completed"})
+    stage.do(stage._stops.pop()())
+    proxy = stage.proxy(**settings)
+    assert proxy.post("chat/completions", chat()).status_code == 410
+    opened, closed = (record for record in read_run_log(proxy.record) if isinstance(record, Execution))
+    assert (opened.state, opened.group, opened.task) == ("opened", "g", "t") and opened.deadline > time.time()
+    assert (closed.state, closed.termination) == ("closed", "completed")
+
+
+def test_a_driver_that_writes_these_lines_itself_says_so(scene):
+    proxy, _ = scene([TEXT])
+    proxy.admin("POST", "executions", {"id": "e", "record": False})
+    proxy.admin("POST", "executions/e/close", {"record": False})
+    assert not [record for record in read_run_log(proxy.record) if isinstance(record, Execution)]
+
+
+@pytest.mark.parametrize(
+    "path, body", [("executions", {"id": "e", "group": 5}), ("executions/e/close", {"termination": "gone"})]
+)
+def test_a_state_that_no_run_log_could_hold_is_refused(scene, path, body):
+    proxy, _ = scene([TEXT])
+    answer = httpx.post(
+        f"{proxy.url}/admin/{path}", json=body, headers={"authorization": "Bearer admin-secret"}
+    )
+    assert answer.status_code == 400 and next(k for k in body if k != "id") in answer.text
+
+
+def test_many_answers_share_a_flush_and_none_leaves_before_it(scene, monkeypatch):
+    """While the disk flushes, calls gather; all of them leave with the next flush."""
+    begun, go, flushes = threading.Event(), threading.Event(), []
+
+    def sync(log):
+        flushes.append(len(list(read_run_log(log.path))) - 1)
+        begun.set()
+        assert go.wait(DEADLINE_S)
+
+    monkeypatch.setattr(RunLogWriter, "sync", sync)
+    proxy, _ = scene([TEXT], flush="disk")
+    first = Background(proxy, execution="first")
+    assert begun.wait(DEADLINE_S)
+    rest = [Background(proxy, execution=f"e{i}") for i in range(8)]
+    wait_until(lambda: len(proxy.calls()) == 9)
+    assert first.answered is None and all(client.answered is None for client in rest)
+    go.set()
+    for client in (first, *rest):
+        assert said(client.answer())["content"] == TEXT
+    assert flushes == [1, 9]
+
+
+def test_an_answer_that_the_disk_refuses_is_withheld(scene, monkeypatch):
+    def sync(log):
+        raise RunLogError("the disk is gone")
+
+    monkeypatch.setattr(RunLogWriter, "sync", sync)
+    proxy, _ = scene([TEXT], flush="disk")
+    refused = proxy.post("chat/completions", chat())
+    assert (
+        refused.status_code == 503 and "the disk is gone" in refused.text and refused.headers["retry-after"]
+    )
+
+
+# --- streams
+
+
+def test_a_stream_begins_with_the_first_token_even_when_nothing_of_it_may_be_shown(scene):
+    """A tool call is shown whole, at its end; the client's clock is stopped before that."""
+    call = '<tool_call>\n{"name": "shell", "arguments": {"cmd": "ls"}}\n</tool_call>'
+    proxy, engine = scene([call], keepalive_s=1000.0)
+    engine.hold_after = 3
+    url = f"{proxy.url}/x/e/v1/messages"
+    tools = [{"name": "shell", "input_schema": {"type": "object"}}]
+    body = {"model": "m", "max_tokens": 99, "messages": [USER], "stream": True, "tools": tools}
+    with httpx.stream("POST", url, json=body, timeout=DEADLINE_S) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "event: message_start"
+        engine._released.set()
+        assert any("tool_use" in line for line in lines)
+
+
+def test_settings_that_cannot_work_are_refused(tokenizer_dir, tmp_path):
+    from gyre_proxy.errors import SettingsError
+    from gyre_proxy.settings import Settings
+
+    fine = {"tokenizer": tokenizer_dir, "record": tmp_path / "r", "engines": ("http://a",)}
+    for wrong in (
+        {"flush": "never"},
+        {"grace_s": -1},
+        {"max_calls": 0},
+        {"silence_s": 0},
+        {"engine_capacity": 0},
+    ):
+        with pytest.raises(SettingsError, match=next(iter(wrong))):
+            Settings(**fine, **wrong)
+
+
+def test_the_formatter_writes_json_whatever_the_fields_hold():
+    record = logging.LogRecord("gyre_proxy", logging.INFO, "f", 1, "what %s", ("now",), None)
+    record.fields = {"engine": object(), "calls": ["a"]}
+    line = json.loads(JsonFormatter().format(record))
+    assert (line["event"], line["calls"]) == ("what now", ["a"])
