@@ -1,0 +1,84 @@
+"""Owns what a test must know of a harness: how to start it, what its tools are called, where it says its last words."""
+
+import abc
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from harness_install import home
+from harness_policy import Step, Use
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a harness reaches its execution."""
+
+    base_url: str
+    """Without /v1."""
+    key: str
+    window: int
+    """Context length, in tokens, that the harness is to believe in; it compacts before."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command and what it needs in its environment."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+
+
+class Harness(abc.ABC):
+    """One harness. A tool that it lacks is an ability that is not named."""
+
+    name: str
+    """Key of harness_install.PACKAGES."""
+    abilities: frozenset[str] = frozenset()
+    """Of "image" (reads one by a tool), "foreground", "background" and "fork" (sub-agents), "compaction"."""
+    origins: Mapping[str, str] = MappingProxyType({})
+    """Actor -> mark of the call that its conversation branches off, for those that do not begin anew."""
+    summary_request: str = r"(?!)"
+    """Pattern in the last user message of its request for a summary."""
+    title_request: str = r"(?!)"
+    """Pattern in the system message of its request for a title."""
+
+    @property
+    def installed(self) -> Path:
+        return home(self.name)
+
+    @abc.abstractmethod
+    def launch(self, folder: Path, prompt: str, access: Access) -> Launch:
+        """Write configuration under `folder`/home; the command to run one prompt to its end."""
+
+    @abc.abstractmethod
+    def shell(self, command: str) -> Use:
+        """Run a shell command."""
+
+    @abc.abstractmethod
+    def final(self, output: str) -> str:
+        """The last words of the main agent, as the harness printed them."""
+
+    def image(self, path: str) -> Use:
+        """Look at an image file."""
+        raise NotImplementedError(f"{self.name} has no tool for images")
+
+    def delegate(self, brief: str, how: str) -> Use:
+        """Hand a brief to a sub-agent: `how` is "foreground", "background" or "fork"."""
+        raise NotImplementedError(f"{self.name} has no sub-agents")
+
+    def collect(self, names: Sequence[str]) -> list[Step]:
+        """What the main agent does to get the reports of the background agents that it started last."""
+        raise NotImplementedError(f"{self.name} has no background agents")
+
+
+def json_lines(output: str) -> Iterator[dict]:
+    """The JSON objects among the lines of an output."""
+    for line in output.splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value

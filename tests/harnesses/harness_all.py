@@ -1,0 +1,23 @@
+"""Owns the list of harnesses that every test of this folder runs with."""
+
+import os
+
+import pytest
+from harness_adapter import Harness
+from harness_claude_code import ClaudeCode
+from harness_codex import Codex
+from harness_install import missing
+from harness_pi import Pi
+
+HARNESSES: tuple[Harness, ...] = (ClaudeCode(), Codex(), Pi())
+
+each_harness = pytest.mark.parametrize("harness", [pytest.param(each, id=each.name) for each in HARNESSES])
+
+
+def need(harness: Harness) -> None:
+    """Skip where the harness is not installed; in CI fail."""
+    reason = missing(harness.name)
+    if reason and os.environ.get("CI"):
+        pytest.fail(reason)
+    if reason:
+        pytest.skip(reason)

@@ -1,0 +1,60 @@
+"""Owns how Claude Code is driven: Anthropic Messages, sub-agents of every kind, images by its Read tool."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from harness_adapter import Access, Harness, Launch, json_lines
+from harness_policy import Step, Use
+
+
+class ClaudeCode(Harness):
+    name = "claude-code"
+    abilities = frozenset(("foreground", "background", "fork", "compaction"))
+
+    # A fork knows all before the answer that spawned it, and that answer with its text left out.
+    origins = MappingProxyType({"copy": "main.4"})
+    summary_request = r"CRITICAL: Respond with TEXT ONLY"
+
+    def launch(self, folder: Path, prompt: str, access: Access) -> Launch:
+        binary = self.installed / "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
+        argv = [str(binary), "-p", prompt, "--dangerously-skip-permissions"]
+        argv += ["--output-format", "stream-json", "--verbose"]
+        environment = {
+            "ANTHROPIC_BASE_URL": access.base_url,
+            "ANTHROPIC_AUTH_TOKEN": access.key,
+            "ANTHROPIC_MODEL": "scripted",
+            "IS_SANDBOX": "1",  # it refuses to skip permissions as root elsewhere
+            "CLAUDE_CONFIG_DIR": str(folder / "home/.claude"),
+            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(access.window),
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "DISABLE_TELEMETRY": "1",
+            "DISABLE_ERROR_REPORTING": "1",
+            "DISABLE_AUTOUPDATER": "1",
+        }
+        return Launch(argv, environment)
+
+    def shell(self, command: str) -> Use:
+        # It coerces the text to a number and gives the keys back in its schema's order.
+        return Use("Bash", {"timeout": "60000", "description": "café ☃", "command": command})
+
+    def image(self, path: str) -> Use:
+        return Use("Read", {"file_path": path})
+
+    def delegate(self, brief: str, how: str) -> Use:
+        kind = {"subagent_type": "fork" if how == "fork" else "general-purpose"}
+        return Use(
+            "Agent",
+            {"prompt": brief, "description": "look", **kind, "run_in_background": how == "background"},
+        )
+
+    def collect(self, names: Sequence[str]) -> list[Step]:
+        # Each report wakes it up, also one that comes while it answers another.
+        return [Step("I wait for them."), Step("One is there.")]
+
+    def final(self, output: str) -> str:
+        results = [line for line in json_lines(output) if line.get("type") == "result"]
+        assert results, "no result line"
+        assert not results[-1]["is_error"], json.dumps(results[-1])[:500]
+        return results[-1]["result"]

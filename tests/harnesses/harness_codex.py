@@ -1,0 +1,66 @@
+"""Owns how Codex is driven: OpenAI Responses, sub-agents as threads that it is told to wait for, images by view_image."""
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from harness_adapter import Access, Harness, Launch, json_lines
+from harness_policy import Step, Use
+
+_CONFIG = """\
+model = "scripted"
+model_provider = "gyre"
+model_context_window = {window}
+check_for_update_on_startup = false
+[analytics]
+enabled = false
+[model_providers.gyre]
+name = "gyre"
+base_url = "{base_url}/v1"
+env_key = "GYRE_KEY"
+wire_api = "responses"
+"""
+
+
+class Codex(Harness):
+    name = "codex"
+    abilities = frozenset(("background", "compaction"))
+
+    summary_request = r"CONTEXT CHECKPOINT COMPACTION"
+
+    def launch(self, folder: Path, prompt: str, access: Access) -> Launch:
+        home = folder / "home/.codex"
+        home.mkdir(parents=True)
+        (home / "config.toml").write_text(_CONFIG.format(window=access.window, base_url=access.base_url))
+        binary = next(self.installed.glob("node_modules/@openai/codex-linux-x64/vendor/*/bin/codex"))
+        argv = [str(binary), "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+        return Launch([*argv, "--json", prompt], {"CODEX_HOME": str(home), "GYRE_KEY": access.key})
+
+    def shell(self, command: str) -> Use:
+        return Use("exec_command", {"yield_time_ms": 30000, "cmd": command})
+
+    def image(self, path: str) -> Use:
+        return Use("view_image", {"path": path})
+
+    def delegate(self, brief: str, how: str) -> Use:
+        return Use("spawn_agent", {"message": brief, "fork_context": how == "fork"})
+
+    def collect(self, names: Sequence[str]) -> list[Step]:
+        # It waits for whichever of several ends first, so each is waited for on its own.
+        back = range(len(names), 0, -1)
+        return [
+            Step(f"I wait for {name}.", [partial(_wait, back=n)]) for n, name in zip(back, names, strict=True)
+        ]
+
+    def final(self, output: str) -> str:
+        lines = list(json_lines(output))
+        assert not [line for line in lines if line.get("type") in ("turn.failed", "error")], "a turn failed"
+        items = [line["item"] for line in lines if line.get("type") == "item.completed"]
+        return [item["text"] for item in items if item["type"] == "agent_message"][-1]
+
+
+def _wait(prompt: str, back: int) -> Use:
+    """Wait for the agent that was started `back` agents ago."""
+    agents = re.findall(r'"agent_id":\s*"([^"]+)"', prompt)
+    return Use("wait_agent", {"timeout_ms": 60000, "targets": [agents[-back]]})

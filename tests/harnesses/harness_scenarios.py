@@ -1,0 +1,100 @@
+"""Owns what the model does in these tests, once for all harnesses, and the tree that must come of it.
+
+A tree is written as {mark: mark of the call that it extends, or None where a conversation begins}.
+"""
+
+from collections.abc import Sequence
+
+from harness_adapter import Harness
+from harness_policy import FINAL, Script, Step, Use
+from harness_stage import MARKS, PICTURE
+
+PROMPT = "You are actor-main. Do what is needed, then report."
+
+_WAIT = "timeout 20 sh -c 'until [ -e {} ]; do sleep 0.02; done'"
+
+
+def work(harness: Harness) -> Script:
+    """A tool loop, parallel tools, an image, sub-agents of every kind: whatever the harness has."""
+    main: list[Step] = [
+        Step("I look around.\n\n  Indented.", [harness.shell("ls -la")], "First the files.\n"),
+        Step("Two at once.", _pair(harness), "They do not depend on each other."),
+        Step("", [harness.shell("echo main.3; exit 3")]),
+    ]
+    steps = {"main": main}
+
+    def delegates(text: str, how: str, *names: str) -> None:
+        main.append(Step(text, [harness.delegate(_brief(name), how) for name in names]))
+
+    if "image" in harness.abilities:
+        main.append(Step("A picture.", [harness.image(PICTURE)]))
+    if "foreground" in harness.abilities:
+        delegates("Others can do this.", "foreground", "first", "second")
+        steps |= {name: _errand(harness, name) for name in ("first", "second")}
+    if "fork" in harness.abilities:
+        delegates("A copy of mine can do this.", "fork", "copy")
+        steps["copy"] = _errand(harness, "copy")
+    if "background" in harness.abilities:
+        names = ("third", "fourth")
+        delegates("These can take their time.", "background", *names)
+        # Each goes on only when the main agent has turned to waiting for it, so that reports come one by one.
+        steps |= {name: _errand(harness, name, f"main.{n}") for n, name in enumerate(names, len(main) + 1)}
+        main += harness.collect(names)
+    main.append(Step(f"All is done. {FINAL}", thinking="Enough."))
+    return _script(harness, steps)
+
+
+def compaction(harness: Harness, turns: int) -> Script:
+    """A conversation that grows past the harness's window."""
+    main = [Step(f"Part {i}.", [harness.shell("seq 1 3000")], "More.") for i in range(1, turns + 1)]
+    return _script(harness, {"main": [*main, Step(f"All is done. {FINAL}")]})
+
+
+def errands(harness: Harness) -> Script:
+    """A short tool loop."""
+    main = [
+        Step(f"Part {i}, with some words to be cut in.", [harness.shell(f"echo {i}")], "Well.")
+        for i in (1, 2, 3)
+    ]
+    return _script(harness, {"main": [*main, Step(f"All is done. {FINAL}")]})
+
+
+def chains(script: Script, **origins: str | None) -> dict[str, str | None]:
+    """The tree in which every actor extends its own answers and begins at its origin, by default anew."""
+    tree = {}
+    for actor, steps in script.steps.items():
+        above = origins.get(actor)
+        for number in range(1, len(steps) + 1):
+            mark = f"{actor}.{number}"
+            tree[mark] = above
+            above = mark
+    return tree
+
+
+def roles(script: Script) -> dict[str, str]:
+    """The role of every actor's last answer."""
+    return {f"{a}.{len(steps)}": "main" if a == "main" else "sub-agent" for a, steps in script.steps.items()}
+
+
+def _script(harness: Harness, steps: dict[str, Sequence[Step]]) -> Script:
+    return Script(steps, harness.summary_request, harness.title_request)
+
+
+def _pair(harness: Harness) -> list[Use]:
+    """Two commands; where harnesses run them at the same time the first ends after the second."""
+    return [harness.shell("sleep 0.3; echo first"), harness.shell("echo second")]
+
+
+def _brief(name: str) -> str:
+    return f"You are actor-{name}. Look around and report what you find."
+
+
+def _errand(harness: Harness, name: str, waits_for: str | None = None) -> list[Step]:
+    """A sub-agent's work: a tool, then a report."""
+    command = (
+        f"echo {name}" if waits_for is None else f"{_WAIT.format(f'../{MARKS}/{waits_for}')}; echo {name}"
+    )
+    return [
+        Step("I look.", [harness.shell(command)], "A small thing."),
+        Step(f"Report of {name}: all is well."),
+    ]

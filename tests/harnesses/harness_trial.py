@@ -1,0 +1,95 @@
+"""Owns one trial: a harness that works through a script behind a strict proxy, and what must hold of any such run."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from gyre_trajtree import RunLogIndex
+from gyre_trajtree.inspection import Inspection, inspect
+from harness_adapter import Access, Harness
+from harness_policy import FINAL, Script
+from harness_scenarios import PROMPT
+from harness_stage import CONTEXT, HarnessProcess, HarnessStage, PolicyEngine, admit, furnish
+
+EXECUTION = "trial"
+
+
+class Trial:
+    """Engines (weight versions 1, 2, ...), proxy, and the harness's process, which `run` starts and ends."""
+
+    def __init__(
+        self,
+        stage: HarnessStage,
+        harness: Harness,
+        script: Script,
+        folder: Path,
+        engines: int = 1,
+        window: int = CONTEXT,
+        **settings: object,
+    ) -> None:
+        self._stage, self._script, self._harness = stage, script, harness
+        self.folder, self.record = furnish(folder), folder / "run.jsonl"
+        self.engines = [stage.policy_engine(script, folder, version) for version in range(1, engines + 1)]
+        self.proxy = stage.strict_proxy(self.record, *self.engines, **settings)
+        opened = self.proxy.admin("POST", "executions", {"id": EXECUTION})
+        launch = harness.launch(folder, PROMPT, Access(opened["base_url"], opened["key"], window))
+        self.process = HarnessProcess(folder, launch.argv, launch.environment)
+
+    def run(self, on_news: Callable[[object], None] | None = None) -> "Result":
+        """Let the harness work to its end, handing over news meanwhile. Fails unless it ends as with the real API."""
+        with self.process:
+            code = self.process.ended(on_news)
+        puzzles = [line for engine in self.engines for line in engine.puzzled]
+        assert not puzzles, "\n".join(puzzles)
+        assert code == 0, f"exit code {code}\n{self.process.told()}"
+        assert FINAL in self._harness.final(self.process.output), self.process.told()
+        with RunLogIndex(self.record) as runs:
+            assert list(runs.ids) == [EXECUTION]
+            found = inspect(runs.load(EXECUTION))
+        return Result(found, self._script, self._stage, self.engines)
+
+    def hold(self, tokens: int) -> None:
+        """Every engine stops each request after so many tokens, and reports itself as news."""
+        for engine in self.engines:
+            engine.hold(tokens, self.process.news)
+
+    def move_all(self, source: PolicyEngine) -> None:
+        """Reroute everything from one of two engines to the other."""
+        (other,) = (engine for engine in self.engines if engine is not source)
+        admit(self.proxy, *self.engines)
+        self.proxy.admin("POST", "reroute", {"source": source.url, "moves": {EXECUTION: other.url}})
+
+
+class Result:
+    """What a run left in the log, its calls named by the marks of the script.
+
+    A mark that was asked for again, after an attempt that failed, is primed.
+    """
+
+    def __init__(
+        self, found: Inspection, script: Script, stage: HarnessStage, engines: list[PolicyEngine]
+    ) -> None:
+        self.found = found
+        names: dict[str, str] = {}
+        asked = {tuple(given["input_ids"]) for engine in engines for given in engine.requests}
+        for node in found.tree.nodes:
+            whole = found.tree.path_tokens(node)
+            prompt = whole[: len(whole) - len(node.call.output_ids)].tolist()
+            assert tuple(prompt) in asked, "the recorded prompt is none that an engine was asked"
+            mark, _ = script.answer(stage.decoded(prompt))
+            while mark in names.values():
+                mark += "'"
+            names[node.id] = mark
+        self.calls = {names[node.id]: node.call for node in found.tree.nodes}
+        self.tree = {names[n.id]: n.call.parent and names[n.call.parent] for n in found.tree.nodes}
+        """{mark: mark of the call that it extends, None where a conversation begins}."""
+        self.roles = {names[leaf]: decision.role for leaf, decision in found.roles.items()}
+        """{mark of a leaf: role}."""
+        self.ends = {names[node.id]: node.call.finish for node in found.tree.nodes}
+
+    def sound(self) -> None:
+        """What holds of every run: nothing rejected, every sampled token with its log-prob and version."""
+        assert not self.found.rejected and not self.found.recorded.late
+        for mark, call in self.calls.items():
+            assert not np.isnan(call.logprobs).any(), mark
+            assert (call.token_versions() > 0).all(), mark
