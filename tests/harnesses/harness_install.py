@@ -3,9 +3,10 @@
 
 python3 tests/harnesses/harness_install.py [--into DIR] [NAME ...]
 
-Needs npm (Node.js 20 or later) and uv; no other module than the standard library's. Each harness has a folder of its own under
-DIR, by default $GYRE_TEST_HARNESSES, else ~/.cache/gyre-tests/harnesses. Invariant: a folder's stamp says what is in it, and is
-written last, so an interrupted installation is made anew. Harnesses that are there at the right version are left alone.
+Needs npm (Node.js 20 or later) and uv; no other module than the standard library's. Each harness has a folder of its own
+under DIR, by default $GYRE_TEST_HARNESSES, else ~/.cache/gyre-tests/harnesses. Invariant: a folder's stamp says what is in
+it, and is written last, so an interrupted installation is made anew. Harnesses that are there at the right version are left
+alone.
 """
 
 import argparse

@@ -9,7 +9,7 @@ from harness_policy import Use
 
 class Pi(Harness):
     name = "pi"
-    abilities = frozenset(("compaction"))
+    abilities = frozenset(("compaction",))
     summary_request = r"(?!)"
 
     def launch(self, folder: Path, prompt: str, access: Access) -> Launch:
