@@ -11,8 +11,12 @@ import time
 import httpx
 import orjson
 import pytest
+from gyre_proxy.errors import SettingsError
+from gyre_proxy.gateway import Gateway
 from gyre_proxy.logs import JsonFormatter
-from gyre_trajtree import Execution, RunLogError, RunLogWriter, read_run_log
+from gyre_proxy.server import Application
+from gyre_proxy.settings import Settings
+from gyre_trajtree import Call, Execution, RunLogError, RunLogWriter, read_run_log
 from prometheus_client.parser import text_string_to_metric_families
 from proxy_stage import DEADLINE_S, FakeEngine, wait_until
 
@@ -439,9 +443,6 @@ def test_a_stream_begins_with_the_first_token_even_when_nothing_of_it_may_be_sho
 
 
 def test_settings_that_cannot_work_are_refused(tokenizer_dir, tmp_path):
-    from gyre_proxy.errors import SettingsError
-    from gyre_proxy.settings import Settings
-
     fine = {"tokenizer": tokenizer_dir, "record": tmp_path / "r", "engines": ("http://a",)}
     for wrong in (
         {"flush": "never"},
@@ -459,3 +460,43 @@ def test_the_formatter_writes_json_whatever_the_fields_hold():
     record.fields = {"engine": object(), "calls": ["a"]}
     line = json.loads(JsonFormatter().format(record))
     assert (line["event"], line["calls"]) == ("what now", ["a"])
+
+
+def test_a_client_that_stops_reading_is_let_go(codec, tokenizer_dir, tmp_path):
+    """Its call is ended like that of one that left; what it sampled is in the log."""
+    body = orjson.dumps(chat(stream=True))
+    scope = {"type": "http", "method": "POST", "path": "/x/e/v1/chat/completions", "headers": []}
+    incoming = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive():
+        return incoming.pop() if incoming else await asyncio.Event().wait()
+
+    async def send(message):
+        await asyncio.Event().wait()
+
+    async def main():
+        engine = FakeEngine(codec, [TEXT])
+        engine.hold_after = 3
+        await engine.start()
+        settings = Settings(
+            tokenizer=tokenizer_dir, record=tmp_path / "run.jsonl", engines=(engine.url,), body_timeout_s=0.2
+        )
+        gateway = Gateway(settings, codec, RunLogWriter(settings.record))
+        async with asyncio.timeout(DEADLINE_S):
+            await Application(gateway, b"secret", "http://p")(scope, receive, send)
+            while gateway.under_way:
+                await asyncio.sleep(0.01)
+            await gateway.close()
+            await engine.stop()
+
+    asyncio.run(main())
+    (call,) = (record for record in read_run_log(tmp_path / "run.jsonl") if isinstance(record, Call))
+    assert (call.finish, len(call.output_ids)) == ("abort", 3)
+
+
+def test_answers_name_their_call_where_sdks_look_for_it(scene):
+    proxy, _ = scene([TEXT])
+    for stream in (False, True):
+        answer = proxy.post("chat/completions", chat({"role": "user", "content": str(stream)}, stream=stream))
+        call = proxy.calls()[-1]
+        assert answer.headers["x-request-id"] == answer.headers["request-id"] == call.id

@@ -14,7 +14,7 @@ from gyre_proxy import logs
 from gyre_proxy.errors import ProxyError, SettingsError
 from gyre_proxy.parsers import TOOL_PARSERS
 from gyre_proxy.service import serve
-from gyre_proxy.settings import FLUSHES, Settings, token_from_environment, token_from_input
+from gyre_proxy.settings import FLUSHES, IMAGES, Settings, token_from_environment, token_from_input
 
 DESCRIPTION = "Serve Messages, Chat Completions and Responses in front of engines, recording exact tokens."
 
@@ -60,6 +60,7 @@ def run_command(arguments: Sequence[str], program: str) -> None:
         max_executions=given.max_executions,
         body_timeout_s=given.body_timeout,
         grace_s=given.grace,
+        images=given.images,
     )
     logs.configure(given.log_level)
     serve(settings, given.exit_with_parent)
@@ -117,6 +118,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     add(
         "--grace", type=float, default=0.0, metavar="SECONDS", help="for calls under way when the proxy stops"
     )
+    add("--images", choices=IMAGES, default="text", help="a line of text in the place of each, or a 400")
     add("--log-level", choices=logs.LEVELS, default="warning", help="JSON lines on standard error")
     add("--exit-with-parent", action="store_true", help="end when standard input ends")
     return parser

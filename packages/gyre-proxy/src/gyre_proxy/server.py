@@ -84,6 +84,8 @@ class Application:
         settings = self.gateway.settings
         name = execution_of(self.secret, bearer(headers), execution, settings.strict, time.time())
         request = dialect.parse(_object(headers, await self._body(receive)))
+        if request.images and settings.images == "refuse":
+            raise BadRequest(f"{request.images} images: this model reads text only; send none")
         if counting:
             return await _send_json(send, 200, messages.count(await self.gateway.count_tokens(name, request)))
         try:
@@ -108,6 +110,8 @@ class Application:
                 await self._stream(flight, request, dialect, gone, send)
             else:
                 await self._whole(flight, request, dialect, gone, send)
+        except TimeoutError:
+            return  # it stopped reading: as good as gone
         finally:
             gone.cancel()
             self.gateway.leave(flight)
@@ -118,7 +122,7 @@ class Application:
         while not flight.done and not gone.done():
             await flight.changed.wait()
         if flight.answer is not None:
-            await _send_json(send, 200, dialect.answer(request, flight.answer))
+            await _send_json(send, 200, dialect.answer(request, flight.answer), *_call_id(flight))
         elif flight.failure is not None:
             raise flight.failure
 
@@ -139,13 +143,24 @@ class Application:
             if not begun and (out or flight.ids):
                 out = writer.start() + out
             if flight.answer is not None:
-                return await _stream_out(send, begun, out, last=True)
+                return await self._stream_out(send, flight, begun, out, last=True)
             if out:
-                await _stream_out(send, begun, out)
+                await self._stream_out(send, flight, begun, out)
                 begun = True
             elif not await flight.changed.wait(self.gateway.settings.keepalive_s):
-                await _stream_out(send, begun, writer.keepalive() if begun else writer.start())
+                out = writer.keepalive() if begun else writer.start()
+                await self._stream_out(send, flight, begun, out)
                 begun = True
+
+    async def _stream_out(
+        self, send: Send, flight: Flight, begun: bool, data: bytes, last: bool = False
+    ) -> None:
+        """Raises TimeoutError for a client that does not take what it asked for."""
+        async with asyncio.timeout(self.gateway.settings.body_timeout_s):
+            if not begun:
+                headers = [*_STREAM_HEADERS, *_call_id(flight)]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def _body(self, receive: Receive) -> bytes:
         limit = self.gateway.settings.body_timeout_s
@@ -237,13 +252,12 @@ async def _send_json(send: Send, status: int, value: dict, *headers: tuple[bytes
     await _send(send, status, [(b"content-type", b"application/json"), *headers], orjson.dumps(value))
 
 
+def _call_id(flight: Flight) -> list[tuple[bytes, bytes]]:
+    """The call's id under the names that the SDKs of the protocols look for."""
+    return [(b"request-id", flight.id.encode()), (b"x-request-id", flight.id.encode())]
+
+
 async def _send_error(send: Send, dialect: ModuleType, error: ProxyError) -> None:
     later = isinstance(error, EngineUnavailable | RecordingFailed | Busy)
     headers = [(b"retry-after", b"1")] if later else []
     await _send_json(send, error.status, dialect.error(error), *headers)
-
-
-async def _stream_out(send: Send, begun: bool, data: bytes, last: bool = False) -> None:
-    if not begun:
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-    await send({"type": "http.response.body", "body": data, "more_body": not last})

@@ -13,6 +13,7 @@ from gyre_proxy.errors import SettingsError
 from gyre_proxy.parsers import TOOL_PARSERS
 
 FLUSHES = ("process", "disk")
+IMAGES = ("text", "refuse")
 
 _POSITIVE = (
     "call_deadline_s",
@@ -75,7 +76,9 @@ class Settings:
     max_executions: int = 100_000
     """Open executions."""
     body_timeout_s: float = 60.0
-    """Longest time for a request body to arrive."""
+    """Longest time for a request body to arrive, and for a client to take a piece of its answer."""
+    images: str = "text"
+    """What becomes of images: a line of text in the place of each, or with "refuse" a 400."""
     grace_s: float = 0.0
     """Time that calls under way get to end when the proxy stops; then they are aborted and recorded as such."""
 
@@ -107,6 +110,8 @@ class Settings:
             raise SettingsError("top_k must be at least 1, or -1 for no limit")
         if self.flush not in FLUSHES:
             raise SettingsError(f"flush must be one of {', '.join(FLUSHES)}, not {self.flush!r}")
+        if self.images not in IMAGES:
+            raise SettingsError(f"images must be one of {', '.join(IMAGES)}, not {self.images!r}")
         if not 0 <= self.grace_s < math.inf:
             raise SettingsError(f"grace_s must be a number >= 0, not {self.grace_s}")
         for name in _POSITIVE:
