@@ -4,7 +4,7 @@ Invariants: a request attaches to the deepest node whose whole conversation (too
 prefix of the request's, compared by meaning (paper 5.1): tool calls by their recorded payload, tool results
 of one turn in any order, assistant text without white space at its ends, thinking ignored. Only `remember`
 changes what is recorded, and only after the call is durable. The cost of a match is one pass over the request,
-less where it repeats the last one; the memory of a session is its tokens and the text of that last request.
+less where it repeats one of the last ones; the memory of a session is its tokens and the text of those requests.
 """
 
 import hashlib
@@ -16,6 +16,9 @@ import numpy as np
 import orjson
 
 from gyre_proxy.conversation import Conversation, Message, ToolCall
+
+WALKS = 4
+"""Ways that are kept: agents of one execution speak in turns."""
 
 HEADS = 8
 """Roots whose tools and system prompt are kept to explain the next root."""
@@ -33,8 +36,6 @@ class Node:
     """`ids` as JSON without brackets: a path goes to an engine with every turn, and is written out only once."""
     length: int
     """Tokens of the whole path."""
-    ended: bool
-    """Whether the output holds its own turn end."""
     call_ids: tuple[str, ...]
     reasoning: str
 
@@ -96,7 +97,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Walk:
-    """How the last request that found a node came there, so that the next need not go the same way again."""
+    """How a request that found a node came there, so that the next one need not go the same way again."""
 
     tools: str | None
     given: tuple[Message, ...]
@@ -130,21 +131,24 @@ class Session:
     """Calls that others extend."""
     _heads: "OrderedDict[tuple[str | None, Message | None], None]" = field(default_factory=OrderedDict)
     """Tools and system prompts of the last roots, to tell why a new one is none of them."""
-    _walk: _Walk | None = None
+    _walks: list[_Walk] = field(default_factory=list)
+    """Of the agents that spoke last, the latest first."""
 
     def match(self, conversation: Conversation) -> Match:
         """The deepest recorded node that the conversation extends."""
         tools = tools_digest(conversation.tools) if conversation.tools else None
         found = self._find(tools, conversation.messages)
         if found.node is not None:
-            end = found.known
-            self._walk = _Walk(tools, conversation.messages[:end], found.messages[:end], found.way)
+            given = conversation.messages[: found.known]
+            walk = _Walk(tools, given, found.messages[: found.known], found.way)
+            others = [w for w in self._walks if not w.leads(tools, given)]
+            self._walks = [walk, *others][:WALKS]
         return found
 
     def _find(self, tools: str | None, given: tuple[Message, ...]) -> Match:
-        walk = self._walk
-        if walk is None or not walk.leads(tools, given):
-            walk = _Walk(tools, (), (), hashlib.blake2b((tools or "").encode(), digest_size=16))
+        start = _Walk(tools, (), (), hashlib.blake2b((tools or "").encode(), digest_size=16))
+        known_ways = (w for w in self._walks if w.leads(tools, given))
+        walk = max(known_ways, key=lambda w: len(w.given), default=start)
         end, way = len(walk.given), walk.running
         messages = walk.messages + tuple(self._restore(m) for m in given[end:])
         running = way.copy()
