@@ -5,6 +5,7 @@ resets the connection, because some harnesses take a cleanly ended stream for a 
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from types import ModuleType
@@ -12,6 +13,7 @@ from types import ModuleType
 import orjson
 
 from gyre_proxy import admin, metrics
+from gyre_proxy.bodies import json_object
 from gyre_proxy.capability import execution_of
 from gyre_proxy.conversation import Request
 from gyre_proxy.dialects import BY_PATH, chat, messages, responses
@@ -29,7 +31,6 @@ from gyre_proxy.errors import (
 from gyre_proxy.evidence import hints
 from gyre_proxy.flights import Flight
 from gyre_proxy.gateway import Gateway
-from gyre_proxy.nesting import DEPTH, too_deep
 
 BODY_FLOOR, BODY_CEILING = 8 * 2**20, 64 * 2**20
 """Bytes a body may always have, and may have at most; between them twice the longest text that fits the context."""
@@ -83,7 +84,7 @@ class Application:
             )
         settings = self.gateway.settings
         name = execution_of(self.secret, bearer(headers), execution, settings.strict, time.time())
-        request = dialect.parse(_object(headers, await self._body(receive)))
+        request = dialect.parse(json_object(headers, await self._body(receive)))
         if request.images and settings.images == "refuse":
             raise BadRequest(f"{request.images} images: this model reads text only; send none")
         if counting:
@@ -94,7 +95,8 @@ class Application:
             )
         except ContextOverflow as error:
             if dialect is responses and request.stream:
-                return await _send(send, 200, _STREAM_HEADERS, responses.failed_event(error))
+                failed = responses.failed_stream(request, error, secrets.token_hex(8), int(time.time()))
+                return await _send(send, 200, _STREAM_HEADERS, failed)
             raise
         await self._follow(flight, request, dialect, receive, send)
 
@@ -225,21 +227,6 @@ async def _body(receive: Receive, limit: int) -> bytes:
             raise BodyTooLarge(f"the body exceeds {limit} bytes")
         more = message.get("more_body", False)
     return b"".join(chunks)
-
-
-def _object(headers: dict[bytes, bytes], body: bytes) -> dict:
-    encoding = headers.get(b"content-encoding", b"identity")
-    if encoding != b"identity":
-        raise BadRequest(f"content-encoding {encoding.decode('latin-1')!r} is not supported; send plain JSON")
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise BadRequest("the body must be a JSON object")
-    if too_deep(value):
-        raise BadRequest(f"the body nests deeper than {DEPTH} levels; flatten it")
-    return value
 
 
 async def _send(send: Send, status: int, headers: list, body: bytes) -> None:

@@ -1,9 +1,9 @@
-"""Owns the client protocols: one module each, pure functions and a stream writer, chosen by path.
+"""Owns the client protocols: pure functions and a stream writer each, chosen by path.
 
-Every module offers `parse(body) -> Request`, `answer(request, Answer) -> dict`, `error(ProxyError) -> dict`,
-`TOOL_ID_PREFIX` and `Stream(request, call_id, created, prompt_tokens)` with `start`, `delta`, `keepalive` and
-`finish`, each of which returns bytes of server-sent events. What a protocol offers and this proxy does not do
-raises BadRequest; nothing is dropped in silence.
+Every protocol's module offers `parse(body) -> Request`, `answer(request, Answer) -> dict`, `error(ProxyError) -> dict`,
+`TOOL_ID_PREFIX` and `Stream(request, call_id, created, prompt_tokens, reused_tokens)` with `start`, `delta`,
+`keepalive` and `finish`, each of which returns bytes of server-sent events. Its `_request` module has the table of
+fields: each is used, or checked and of no concern here, or refused by name. Nothing is dropped in silence.
 """
 
 from types import ModuleType

@@ -7,7 +7,7 @@ another look at its types, and nests at most DEPTH levels below any field.
 
 from collections.abc import Callable, Mapping
 from math import isfinite
-from typing import Any, Self
+from typing import Any
 
 from gyre_proxy.errors import BadRequest
 from gyre_proxy.nesting import DEPTH, too_deep
@@ -22,14 +22,13 @@ class BadField(BadRequest):
     """A field holds what it cannot. `reason` goes on with the sentence that the field's name begins."""
 
     def __init__(self, reason: str, *path: str | int) -> None:
-        super().__init__(reason)
+        super().__init__(reason, _path_text(path) or None)
         self.reason, self.path = reason, path
 
-    def under(self, *outer: str | int) -> Self:
-        """The same failure, seen from further out."""
+    def under(self, *outer: str | int) -> None:
+        """See the failure from further out."""
         self.path = (*outer, *self.path)
         self.param = _path_text(self.path)
-        return self
 
     def __str__(self) -> str:
         return f"field {_path_text(self.path)!r} {self.reason}" if self.path else self.reason
@@ -48,6 +47,17 @@ def shown(value: object) -> str:
     return repr(value[:SHOWN] if isinstance(value, str) else value)
 
 
+def plainly(kind: type) -> Callable[[Check], Check]:
+    """Marks a check that every value of one type passes, so that tables need not call it for those."""
+
+    def mark(check: Check) -> Check:
+        check.plain = kind
+        return check
+
+    return mark
+
+
+@plainly(str)
 def text(value: object) -> None:
     if type(value) is not str:
         raise BadField("must be a string")
@@ -58,6 +68,7 @@ def name(value: object) -> None:
         raise BadField("must be a string that is not empty")
 
 
+@plainly(bool)
 def flag(value: object) -> None:
     if type(value) is not bool:
         raise BadField("must be true or false")
@@ -68,6 +79,7 @@ def number(value: object) -> None:
         raise BadField("must be a number")
 
 
+@plainly(int)
 def integer(value: object) -> None:
     if type(value) is not int:
         raise BadField("must be an integer of at most 64 bits")
@@ -139,69 +151,81 @@ def either(*checks: tuple[type, Check]) -> Check:
             raise BadField(f"must be {' or '.join(words[kind] for kind in by_type)}")
         inner(value)
 
-    return check
+    plain = [kind for kind, inner in by_type.items() if getattr(inner, "plain", None) is kind]
+    return plainly(plain[0])(check) if plain else check
 
 
 def list_of(check_one: Check, most: int | None = None) -> Check:
+    """A list whose entries all pass."""
+    kinds, key = getattr(check_one, "kinds", ({}, ""))
+
     def check(value: object) -> None:
         if type(value) is not list:
             raise BadField("must be a list")
         if most is not None and len(value) > most:
             raise BadField(f"may hold at most {most} entries")
-        index = 0
+        index = -1
         try:
-            for index, inner in enumerate(value):  # noqa: B007 - read by the handler
-                check_one(inner)
+            for inner in value:
+                index += 1
+                kind = inner.get(key) if type(inner) is dict else None
+                check_kind = kinds.get(kind) if type(kind) is str else None
+                (check_kind or check_one)(inner)
         except BadField as error:
-            raise error.under(index)  # noqa: B904 - the same error
+            error.under(index)
+            raise
 
     return check
 
 
-class Table:
-    """The fields of an object, each with its check. Other fields are refused unless they are empty."""
+def table(fields: Mapping[str, Check], required: str = "") -> Check:
+    """An object with these fields, each with its check; others are refused unless they are empty.
 
-    def __init__(self, fields: Mapping[str, Check], required: str = "") -> None:
-        """`required`: names of the fields that must be there, separated by blanks."""
-        self._fields = dict(fields)
-        self._required = required.split()
+    `required`: names of the fields that must be there, separated by blanks.
+    """
+    plain = {name: check.plain for name, check in fields.items() if hasattr(check, "plain")}
+    needed = required.split()
 
-    def __call__(self, value: object) -> None:
+    def check(value: object) -> None:
         if type(value) is not dict:
             raise BadField("must be an object")
-        fields = self._fields
         for name, inner in value.items():
-            if inner is None:
+            if type(inner) is plain.get(name) or inner is None:
                 continue
-            check = fields.get(name)
-            if check is None:
-                if inner in ([], {}, "", False):
-                    continue
+            check_one = fields.get(name)
+            if check_one is not None:
+                try:
+                    check_one(inner)
+                except BadField as error:
+                    error.under(name)
+                    raise
+            elif inner not in ([], {}, "", False):
                 raise BadField("is not supported by this proxy; remove it", name)
-            try:
-                check(inner)
-            except BadField as error:
-                raise error.under(name)  # noqa: B904 - the same error
-        for name in self._required:
+        for name in needed:
             if value.get(name) is None:
                 raise BadField("is missing", name)
 
+    return check
 
-class Tagged:
-    """Objects of several kinds, told apart by one of their fields; each kind has its own check."""
 
-    def __init__(self, kinds: Mapping[str | None, Check], key: str = "type") -> None:
-        """A check under None is that of objects without the field."""
-        self._kinds, self._key = dict(kinds), key
+def tagged(kinds: Mapping[str | None, Check], key: str = "type") -> Check:
+    """An object of one of several kinds, which its field `key` tells apart; each kind has its own check.
 
-    def __call__(self, value: object) -> None:
+    A check under None is that of objects without the field.
+    """
+    known = ", ".join(str(word) for word in kinds if word is not None)
+
+    def check(value: object) -> None:
         if type(value) is not dict:
             raise BadField("must be an object")
-        kind = value.get(self._key)
-        check = self._kinds.get(kind) if kind is None or type(kind) is str else None
-        if check is None:
-            if kind is None:
-                raise BadField("is missing", self._key)
-            known = ", ".join(str(word) for word in self._kinds if word is not None)
-            raise BadField(f"{shown(kind)} is not supported, only {known}", self._key)
-        check(value)
+        kind = value.get(key)
+        check_one = kinds.get(kind) if type(kind) is str or kind is None else None
+        if check_one is not None:
+            check_one(value)
+        elif kind is None:
+            raise BadField("is missing", key)
+        else:
+            raise BadField(f"{shown(kind)} is not supported, only {known}", key)
+
+    check.kinds = (kinds, key)
+    return check

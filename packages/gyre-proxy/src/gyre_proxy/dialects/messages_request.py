@@ -1,0 +1,448 @@
+"""Owns requests of the Anthropic Messages protocol: what each field may hold, and the Conversation they mean.
+
+Of what the protocol offers, three things have no place in a chat template and are read without being shown:
+`is_error` of a tool result (its text says it), cache marks, and citations of texts. Thinking blocks are shown as far
+as the template shows thinking; their signature is not looked at.
+"""
+
+from collections.abc import Mapping
+
+from gyre_proxy.conversation import Conversation, Message, Request, ToolCall, merge_leading_system
+from gyre_proxy.dialects.checks import (
+    BadField,
+    any_list,
+    either,
+    flag,
+    integer,
+    list_of,
+    mapping,
+    name,
+    number,
+    one_of,
+    positive,
+    refused,
+    refused_unless,
+    table,
+    tagged,
+    text,
+)
+from gyre_proxy.dialects.content import base64_image, image, image_url, url_image
+from gyre_proxy.dialects.tools import forced_tool, function_tool, json_text
+
+# Claude Code's first system block changes during a run and says nothing to the model.
+_BILLING = "x-anthropic-billing-header:"
+_NO_SERVER_TOOLS = "this proxy runs no server tools"
+_STATELESS = "this proxy is stateless; send the whole conversation with each request"
+_OWN_HISTORY = "this proxy does not edit the history; send what the model shall see"
+_TEXT_ONLY = "only plain text can be shown to the model"
+
+_MARKED = {"type": text, "cache_control": mapping}
+_TEXT = table({**_MARKED, "text": text, "citations": any_list}, "text")
+_TEXTS = either((str, text), (list, list_of(tagged({"text": _TEXT}))))
+_IMAGE = table(
+    {
+        **_MARKED,
+        "source": tagged(
+            {
+                "base64": table({"type": text, "media_type": text, "data": text}, "media_type data"),
+                "url": table({"type": text, "url": image_url}, "url"),
+                "file": table({"type": text, "file_id": text}, "file_id"),
+            }
+        ),
+        "transformations": mapping,
+    },
+    "source",
+)
+_DOCUMENT = table(
+    {
+        **_MARKED,
+        "source": tagged(
+            {
+                "text": table({"type": text, "media_type": one_of("text/plain"), "data": text}, "data"),
+                "content": table(
+                    {
+                        "type": text,
+                        "content": either(
+                            (str, text), (list, list_of(tagged({"text": _TEXT, "image": _IMAGE})))
+                        ),
+                    },
+                    "content",
+                ),
+                "base64": refused(f"a document in base64 (PDF): {_TEXT_ONLY}"),
+                "url": refused(f"a document by url: {_TEXT_ONLY}"),
+                "file": refused(f"a document by file id: {_TEXT_ONLY}"),
+            }
+        ),
+        "title": text,
+        "context": text,
+        "citations": table({"enabled": flag}),
+    },
+    "source",
+)
+_SEARCH_RESULT = table(
+    {
+        **_MARKED,
+        "content": list_of(tagged({"text": _TEXT})),
+        "source": text,
+        "title": text,
+        "citations": table({"enabled": flag}),
+    },
+    "content source title",
+)
+_SHOWN = {"text": _TEXT, "image": _IMAGE, "document": _DOCUMENT, "search_result": _SEARCH_RESULT}
+_TOOL_FIELDS = {
+    **_MARKED,
+    "name": name,
+    "description": text,
+    "input_schema": mapping,
+    "defer_loading": flag,
+    "eager_input_streaming": flag,
+    "input_examples": list_of(mapping),
+    "strict": flag,
+    "allowed_callers": list_of(one_of("direct")),
+}
+_TOOL = table(_TOOL_FIELDS, "name input_schema")
+_TOOL_ADDITION = table(
+    {
+        **_MARKED,
+        "tool": tagged(
+            {
+                "tool_reference": table({"type": text, "name": name}, "name"),
+                "tool_definition": table(
+                    {"type": text, "definition": tagged({None: _TOOL, "custom": _TOOL})}, "definition"
+                ),
+            }
+        ),
+    },
+    "tool",
+)
+_TOOL_REMOVAL = table(
+    {**_MARKED, "tool": tagged({"tool_reference": table({"type": text, "name": name}, "name")})}, "tool"
+)
+_TOOL_CHANGES = {"tool_addition": _TOOL_ADDITION, "tool_removal": _TOOL_REMOVAL}
+_TOOL_RESULT = table(
+    {
+        **_MARKED,
+        "tool_use_id": text,
+        "content": either(
+            (str, text),
+            (
+                list,
+                list_of(
+                    tagged({**_SHOWN, "tool_reference": table({**_MARKED, "tool_name": name}, "tool_name")})
+                ),
+            ),
+        ),
+        "is_error": flag,
+    },
+    "tool_use_id",
+)
+_THINKING = table({"type": text, "thinking": text, "signature": text}, "thinking")
+_TOOL_USE = table(
+    {
+        **_MARKED,
+        "id": text,
+        "name": text,
+        # Claude Code gives back what a model wrote instead of an object as it is.
+        "input": either((dict, mapping), (list, any_list)),
+        "caller": tagged({"direct": table({"type": text})}),
+    },
+    "id name input",
+)
+_MESSAGE = tagged(
+    {
+        "user": table(
+            {
+                "role": text,
+                "content": either(
+                    (str, text),
+                    (list, list_of(tagged({"tool_result": _TOOL_RESULT, **_SHOWN, **_TOOL_CHANGES}))),
+                ),
+            },
+            "content",
+        ),
+        "assistant": table(
+            {
+                "role": text,
+                "content": either(
+                    (str, text),
+                    (
+                        list,
+                        list_of(
+                            tagged(
+                                {
+                                    "text": _TEXT,
+                                    "thinking": _THINKING,
+                                    "tool_use": _TOOL_USE,
+                                    "redacted_thinking": refused("redacted_thinking cannot be read here"),
+                                    "server_tool_use": refused(f"server_tool_use: {_NO_SERVER_TOOLS}"),
+                                    "compaction": refused(f"compaction: {_OWN_HISTORY}"),
+                                }
+                            )
+                        ),
+                    ),
+                ),
+            },
+            "content",
+        ),
+        "system": table(
+            {
+                "role": text,
+                "content": either((str, text), (list, list_of(tagged({"text": _TEXT, **_TOOL_CHANGES})))),
+                "clear_at": refused_unless("never", _OWN_HISTORY),
+                "output_config": table({"effort": text}),
+            },
+            "content",
+        ),
+    },
+    "role",
+)
+_PARALLEL = {"type": text, "disable_parallel_tool_use": flag}
+_THINKS = {"type": text, "display": text, "budget_tokens": positive, "block_binding": mapping}
+_BODY = table(
+    {
+        # what the prompt is made of
+        "model": text,
+        "messages": list_of(_MESSAGE),
+        "system": _TEXTS,
+        "tools": list_of(tagged({None: _TOOL, "custom": _TOOL})),
+        "tool_choice": tagged(
+            {
+                "auto": table(_PARALLEL),
+                "any": table(_PARALLEL),
+                "tool": table({**_PARALLEL, "name": name}, "name"),
+                "none": table({"type": text}),
+            }
+        ),
+        # how the answer is made
+        "max_tokens": positive,
+        "stop_sequences": list_of(name, most=64),
+        "stream": flag,
+        "temperature": number,
+        "top_p": number,
+        "top_k": integer,
+        "thinking": tagged(
+            {
+                "enabled": table(_THINKS, "budget_tokens"),
+                "adaptive": table(_THINKS),
+                "between_tools": table(_THINKS),
+                "disabled": table({"type": text}),
+            }
+        ),
+        "output_config": table(
+            {
+                "effort": text,
+                "format": tagged({"json_schema": table({"type": text, "schema": mapping}, "schema")}),
+                "task_budget": table({"type": one_of("tokens"), "total": integer, "remaining": integer}),
+            }
+        ),
+        # what concerns neither here
+        "metadata": table({"user_id": text}),
+        "cache_control": mapping,
+        "service_tier": text,
+        "speed": text,
+        "betas": list_of(text),
+        "inference_geo": text,
+        "user_profile_id": text,
+        "workspace_id": text,
+        "billing_policy": mapping,
+        "diagnostics": mapping,
+        "fallbacks": either((str, one_of("default")), (list, list_of(mapping))),
+        "fallback_credit_token": either((str, text), (dict, mapping)),
+        "context_management": table(
+            {
+                "edits": list_of(
+                    tagged(
+                        {
+                            "clear_thinking_20251015": table(
+                                {"type": text, "keep": either((str, one_of("all")), (dict, mapping))}
+                            ),
+                            "clear_tool_uses_20250919": refused(f"clear_tool_uses: {_OWN_HISTORY}"),
+                            "compact_20260112": refused(f"compact: {_OWN_HISTORY}"),
+                        }
+                    )
+                )
+            }
+        ),
+        # what this proxy does not do
+        "compaction": refused(_OWN_HISTORY),
+        "container": refused(_NO_SERVER_TOOLS),
+        "mcp_servers": list_of(refused(_NO_SERVER_TOOLS)),
+        "thread": refused(_STATELESS),
+    }
+)
+
+
+def parse(body: Mapping) -> Request:
+    """The request of a /v1/messages or /v1/messages/count_tokens body. Raises BadField."""
+    _BODY(body)
+    listed = body.get("tools") or []
+    definitions = {tool["name"]: _tool(tool) for tool in listed}
+    if len(definitions) < len(listed):
+        raise BadField("names a tool twice", "tools")
+    reader = _Reader(definitions)
+    system = reader.system(body.get("system") or "")
+    messages = [Message("system", system)] if system else []
+    given = list(body.get("messages") or [])
+    started = _started(given)
+    for item in given:
+        messages += reader.messages(item)
+    if not given or not messages:
+        raise BadField("must hold at least one message to answer", "messages")
+    top = [tool["name"] for tool in listed if not tool.get("defer_loading")]
+    tools = tuple(definitions[name] for name in top)
+    loaded = tuple(tool for name, tool in reader.loaded.items() if name not in top)
+    choice = body.get("tool_choice") or {"type": "auto"}
+    if choice["type"] == "none":
+        tools = loaded = ()
+    wish = {"any": "", "tool": choice.get("name")}.get(choice["type"])
+    return Request(
+        conversation=Conversation(merge_leading_system(messages), tools, loaded),
+        model=body.get("model") or "gyre",
+        stream=body.get("stream") or False,
+        max_tokens=body.get("max_tokens"),
+        stop=tuple(body.get("stop_sequences") or ()),
+        asked=_asked(body, choice),
+        images=reader.images,
+        started=started,
+        forced=forced_tool(wish, tools + loaded, "tool_choice"),
+        schema=((body.get("output_config") or {}).get("format") or {}).get("schema"),
+    )
+
+
+_ASKED = ("temperature", "top_p", "top_k", "thinking")
+
+
+def _asked(body: Mapping, choice: Mapping) -> dict:
+    asked = {}
+    for source, fields in ((body, _ASKED), (body.get("output_config") or {}, ("effort", "task_budget"))):
+        asked |= {field: source[field] for field in fields if source.get(field) is not None}
+    if choice.get("disable_parallel_tool_use"):
+        asked["disable_parallel_tool_use"] = True
+    return asked
+
+
+def _started(given: list[Mapping]) -> str:
+    """Takes the answer that the client began, if any, off the end of the messages; returns its text."""
+    if not given or given[-1]["role"] != "assistant":
+        return ""
+    where = ("messages", len(given) - 1, "content")
+    content = given.pop()["content"]
+    if isinstance(content, str):
+        begun = content
+    else:
+        if any(block["type"] != "text" for block in content):
+            raise BadField("begins the answer, and may hold only text for that", *where)
+        begun = "".join(block["text"] for block in content)
+    if begun != begun.rstrip():
+        raise BadField("begins the answer, and cannot end with trailing whitespace", *where)
+    return begun
+
+
+def _tool(tool: Mapping) -> dict:
+    spec = function_tool(tool["name"], tool.get("description"), tool["input_schema"])
+    if tool.get("input_examples"):
+        spec["function"]["input_examples"] = tool["input_examples"]
+    return spec
+
+
+class _Reader:
+    """Turns checked blocks into text and messages; notes the images and the loaded tools it meets."""
+
+    def __init__(self, definitions: Mapping[str, dict]) -> None:
+        self._definitions = definitions
+        self.images = 0
+        self.loaded: dict[str, dict] = {}
+
+    def system(self, content: str | list) -> str:
+        texts = [content] if isinstance(content, str) else [block["text"] for block in content]
+        return "\n".join(text for text in texts if not text.startswith(_BILLING))
+
+    def messages(self, item: Mapping) -> list[Message]:
+        role, content = item["role"], item["content"]
+        if isinstance(content, str):
+            return [Message(role, content)]
+        if role == "assistant":
+            return [self._assistant(content)]
+        if role == "system":
+            return [Message("system", self._texts(content))]
+        return self._user(content)
+
+    def _user(self, blocks: list[Mapping]) -> list[Message]:
+        """Tool results become messages of role "tool"; runs of text between them become user messages."""
+        out: list[Message] = []
+        texts: list[str] = []
+        for block in blocks:
+            if block["type"] == "tool_result":
+                if texts:
+                    out.append(Message("user", "\n".join(texts)))
+                    texts = []
+                content = block.get("content") or ""
+                shown = content if isinstance(content, str) else self._texts(content)
+                out.append(Message("tool", shown, call_id=block["tool_use_id"]))
+            else:
+                texts.append(self._text(block))
+        if texts or not out:
+            out.append(Message("user", "\n".join(texts)))
+        return out
+
+    def _assistant(self, blocks: list[Mapping]) -> Message:
+        texts, reasoning, calls = [], [], []
+        for block in blocks:
+            kind = block["type"]
+            if kind == "thinking":
+                reasoning.append(block["thinking"])
+            elif kind == "tool_use":
+                calls.append(ToolCall(block["id"], block["name"], json_text(block["input"])))
+            else:
+                texts.append(block["text"])
+        return Message("assistant", "".join(texts), "\n".join(reasoning), tuple(calls))
+
+    def _texts(self, blocks: list[Mapping]) -> str:
+        return "\n".join([self._text(block) for block in blocks])
+
+    def _text(self, block: Mapping) -> str:
+        """What the model sees of one block."""
+        kind = block["type"]
+        if kind == "text":
+            return block["text"]
+        if kind == "image":
+            return self._image(block["source"])
+        if kind == "tool_reference":
+            return self._load(block["tool_name"])
+        if kind == "document":
+            return self._document(block)
+        if kind == "search_result":
+            return "\n".join((block["title"], block["source"], self._texts(block["content"])))
+        tool = block["tool"]
+        if kind == "tool_removal":
+            self.loaded.pop(tool["name"], None)
+            return f"Tool {tool['name']} is no longer available."
+        if tool["type"] == "tool_reference":
+            return self._load(tool["name"])
+        definition = _tool(tool["definition"])
+        self.loaded[definition["function"]["name"]] = definition
+        return json_text(definition)
+
+    def _image(self, source: Mapping) -> str:
+        self.images += 1
+        if source["type"] == "base64":
+            return base64_image(source["media_type"], source["data"])
+        return url_image(source["url"]) if source["type"] == "url" else image(f"file {source['file_id']}")
+
+    def _document(self, block: Mapping) -> str:
+        source = block["source"]
+        content = source["data"] if source["type"] == "text" else source["content"]
+        shown = content if isinstance(content, str) else self._texts(content)
+        return "\n".join(filter(None, (block.get("title"), block.get("context"), shown)))
+
+    def _load(self, name: str) -> str:
+        """A tool loaded in mid-conversation is shown where it was loaded.
+
+        The tool list at the top stays as it was.
+        """
+        definition = self._definitions.get(name)
+        if definition is None:
+            return f"Tool {name} is now available."
+        self.loaded[name] = definition
+        return json_text(definition)
