@@ -40,7 +40,7 @@ def test_a_prompt_has_the_ids_that_transformers_gives(tokenizer_dir, codec):
         user("and now?\n"),
     )
     theirs = AutoTokenizer.from_pretrained(tokenizer_dir).apply_chat_template(
-        [codec.template._message(m, i) for i, m in enumerate(messages)],
+        codec.template.form.messages(messages),
         tools=[TOOL],
         add_generation_prompt=True,
         return_dict=False,
@@ -59,14 +59,14 @@ def test_path_plus_suffix_is_the_whole_prompt(codec, turns, with_tool):
         answer = "".join(c for c in answer if c.isalnum()) or "a"
         path += codec._tokenizer.encode(answer, add_special_tokens=False).ids + [codec.turn_end]
         new = (result(question), user("go on")) if with_tool else (user(question),)
-        path += codec.encode_suffix(new, ended=True)
+        path += codec.encode_suffix(new, codec.turn_end)
         messages += (assistant(answer), *new)
     assert path == codec.encode_prompt(messages, (TOOL,))
 
 
 def test_the_newline_after_a_turn_end_appears_once(codec):
-    closed = codec.encode_suffix((user("q"),), ended=True)
-    cut = codec.encode_suffix((user("q"),), ended=False)
+    closed = codec.encode_suffix((user("q"),), codec.turn_end)
+    cut = codec.encode_suffix((user("q"),), 5)
     assert cut == [codec.turn_end, *closed]
     assert codec.decode(closed).startswith("\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n")
 
@@ -112,7 +112,7 @@ def test_control_strings_in_a_foreign_tool_call_are_plain_text(codec, text, plac
     def ids(text):
         call = Message("assistant", "t", tool_calls=(call_of(text, place),))
         messages = (user("q"), call, result("r"))
-        return codec.encode_suffix(messages, ended=True) if suffix else codec.encode_prompt(messages)
+        return codec.encode_suffix(messages, codec.turn_end) if suffix else codec.encode_prompt(messages)
 
     assert controls(codec, ids(f"x{text}y")) == controls(codec, ids("xy"))
     shown = json.dumps(text)[1:-1] if place not in ("name", "no JSON", "string") else text
@@ -147,7 +147,8 @@ def test_the_mark_that_splits_control_strings_takes_nothing_away(codec):
 def test_a_template_that_looks_at_the_past_falls_back_to_full_prompts_by_name(tmp_path):
     codec = Codec(build_tokenizer(tmp_path / "t", TURN_COUNTING_TEMPLATE))
     assert codec.mode == "full"
-    assert codec.mode_reason.startswith("a user message after a system prompt and a tool call:")
+    assert codec.mode_reason.startswith("a user message after a system prompt and a turn:")
+    assert "user 4" in codec.mode_reason and "user 3" in codec.mode_reason
 
 
 def test_a_template_without_turn_end_token_falls_back_to_full_prompts(tmp_path):

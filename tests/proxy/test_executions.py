@@ -29,7 +29,7 @@ def record(session, tokens):
     """Commit one call of that many tokens."""
     match = session.match(Conversation((Message("user", f"turn {session.calls}"),)))
     ids = np.zeros(tokens, np.int32)
-    node = Node(f"c{session.calls}", None, ids, ids_json(ids), tokens, True, (), "")
+    node = Node(f"c{session.calls}", None, ids, ids_json(ids), tokens, (), "")
     answer = Message("assistant", "ok")
     session.remember(node.id, match.digest, session.context(match, answer), node, (), False)
 

@@ -58,10 +58,10 @@ def test_what_fits_is_never_refused_by_its_length(codec, text, times):
     messages = (Message("user", text * times),)
     ids = codec.encode_prompt(messages)
     assert codec.encode_prompt(messages, limit=len(ids)) == ids
-    suffix = codec.encode_suffix(messages, ended=False)
-    assert codec.encode_suffix(messages, False, known=7, limit=len(suffix) + 7) == suffix
+    suffix = codec.encode_suffix(messages, -1)
+    assert codec.encode_suffix(messages, -1, known=7, limit=len(suffix) + 7) == suffix
     with pytest.raises(ContextOverflow):
-        codec.encode_suffix(messages, False, known=7, limit=6)
+        codec.encode_suffix(messages, -1, known=7, limit=6)
 
 
 def test_encoding_leaves_the_interpreter_to_others(codec):

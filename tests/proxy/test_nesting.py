@@ -4,7 +4,7 @@ import json
 
 import pytest
 from gyre_proxy.nesting import DEPTH, too_deep
-from gyre_proxy.parsers import hermes
+from gyre_proxy.parsers import TOOL_PARSERS, AnswerFormat, parse
 
 USER = {"role": "user", "content": "look"}
 ROOM = DEPTH - 8
@@ -67,7 +67,8 @@ def test_depth_counts_levels_of_both_kinds():
 
 
 def test_a_call_of_the_model_that_nests_too_deep_is_malformed():
-    def block(levels):
-        return json.dumps({"name": "f", "arguments": nest(levels)})
+    def calls(levels):
+        block = json.dumps({"name": "f", "arguments": nest(levels)})
+        return parse(f"<tool_call>{block}</tool_call>", AnswerFormat(tools=TOOL_PARSERS["hermes"]), {}).calls
 
-    assert hermes(block(DEPTH)) is not None and hermes(block(DEPTH + 1)) is None
+    assert calls(DEPTH) and not calls(DEPTH + 1)

@@ -3,15 +3,22 @@
 import json
 
 import pytest
-from gyre_proxy.parsers import Parsed, Segmenter, hermes, parse
+from gyre_proxy.parsers import REASONINGS, TOOL_PARSERS, AnswerFormat, Parsed, Segmenter, parse
 from hypothesis import given
 from hypothesis import strategies as st
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
+THINK = REASONINGS[0]
+
+
+def form(in_reasoning=False, tools="hermes", reasoning=THINK):
+    return AnswerFormat(reasoning, in_reasoning, TOOL_PARSERS[tools])
+
+
 def look(text, in_reasoning=False, with_tools=True):
-    return parse(text, "hermes", in_reasoning, with_tools)
+    return parse(text, form(in_reasoning), {} if with_tools else None)
 
 
 def test_thinking_text_and_calls_are_told_apart():
@@ -83,7 +90,7 @@ PIECES = st.sampled_from(
 @pytest.mark.parametrize("size", [1, 100])
 def test_a_second_opening_tag_is_thinking(in_reasoning, size):
     text = "<think><think>a</think>b"
-    segmenter, pieces = Segmenter(in_reasoning, False), []
+    segmenter, pieces = Segmenter(form(in_reasoning), False), []
     for start in range(0, len(text), size):
         pieces += segmenter.feed(text[start : start + size])
     shown = ["".join(piece for kind, piece in pieces if kind == wanted) for wanted in ("reasoning", "text")]
@@ -97,7 +104,7 @@ def test_a_second_opening_tag_is_thinking(in_reasoning, size):
 @given(st.lists(PIECES, max_size=12), st.booleans(), st.booleans(), st.data())
 def test_a_growing_answer_shows_a_prefix_of_the_whole(pieces, in_reasoning, with_tools, data):
     text = "".join(pieces)
-    segmenter, shown = Segmenter(in_reasoning, with_tools), {"reasoning": "", "text": ""}
+    segmenter, shown = Segmenter(form(in_reasoning), with_tools), {"reasoning": "", "text": ""}
     while text_left := text:
         size = data.draw(st.integers(1, len(text_left)))
         for kind, piece in segmenter.feed(text[:size]):
@@ -123,8 +130,7 @@ def test_no_word_the_model_wrote_is_lost(pieces, in_reasoning):
     )
 )
 def test_every_json_object_is_a_call(arguments):
-    block = json.dumps({"name": "f", "arguments": arguments})
-    found = hermes(block)
+    block = "<tool_call>" + json.dumps({"name": "f", "arguments": arguments}) + "</tool_call>"
+    calls = look(block).calls
     encodable = not any("\ud800" <= c <= "\udfff" for c in json.dumps(arguments, ensure_ascii=False))
-    assert (found is not None) == encodable
-    assert found is None or json.loads(found[1]) == arguments
+    assert [(name, json.loads(text)) for name, text in calls] == ([("f", arguments)] if encodable else [])

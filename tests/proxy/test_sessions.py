@@ -24,7 +24,6 @@ def record(session, messages, text="", calls=(), reasoning="", tools=TOOLS, fail
         ids=np.array([number], np.int32),
         json=b"%d" % number,
         length=(match.node.length if match.node else 0) + 1,
-        ended=True,
         call_ids=tuple(call.id for call in calls),
         reasoning=reasoning,
     )

@@ -97,7 +97,12 @@ def _parser(program: str) -> argparse.ArgumentParser:
     add("--top-p", type=float, default=1.0, help="nucleus of every call")
     add("--top-k", type=int, default=-1, help="-1 is no limit")
     add("--max-new-tokens", type=int, metavar="TOKENS", help="answer limit when the client names none")
-    add("--tool-parser", choices=sorted(TOOL_PARSERS), default="hermes", help="how tool calls are read")
+    add(
+        "--tool-parser",
+        choices=["auto", *sorted(TOOL_PARSERS)],
+        default="auto",
+        help="how tool calls are read",
+    )
     add(
         "--template-arguments", type=_json_object, default={}, metavar="JSON", help="extra template variables"
     )

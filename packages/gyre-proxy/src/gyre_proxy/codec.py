@@ -5,64 +5,120 @@ schema or a call's arguments are encoded as plain text. Nothing is added to an e
 its own BOS). The tokens of a suffix never depend on the tokens before it.
 """
 
+import copy
 import hashlib
-import json
 import re
 import unicodedata
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
-from tokenizers import Tokenizer, decoders, normalizers
+from tokenizers import Tokenizer
 
+from gyre_proxy.answers import closing_of, notices_of, reasoning_of, tools_of
 from gyre_proxy.conversation import Message, ToolCall, texts
 from gyre_proxy.errors import ContextOverflow, TokenizerError
+from gyre_proxy.parsers import TOOL_PARSERS, AnswerFormat, Types, tool_types
+from gyre_proxy.proof import Proof, prove
 from gyre_proxy.template import ChatTemplate
+from gyre_proxy.tokenizer_files import read_directory
 
-# Added tokens that mark structure although their tokenizer does not call them special, such as <tool_call>.
-_TAG = re.compile(r"</?[\w|]+>|<\|.*\|>")
+_TAG = re.compile(r"<\S*[|｜_]\S*>|</?think>|\[/?[A-Z_]+\]")
+_BRACKETED = re.compile(r"[<\[].*[>\]]")
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _TAG_ROLES = frozenset(("system", "user", "tool"))
 
+_OPENING_TOKENS = 16
+"""Tokens at the end of a prompt that may open thinking."""
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    tokenizer: Tokenizer
-    template: str
-    specials: dict[str, str]
-    stop_ids: tuple[int, ...]
-    context_length: int | None
+VARIANTS = 16
+"""Sets of template arguments whose codec is kept."""
 
 
 class Codec:
-    """Encodes conversations for one model.
+    """Encodes conversations for one model, and knows how its answers are written.
 
-    `mode` is "suffix" or "full"; `mode_reason` says why it is "full". `longest_token` is the most bytes of text
-    that one token stands for.
+    `mode` is "suffix" when new messages are encoded alone, "full" when whole prompts are; `mode_reason` says why it is
+    "full", or for which messages it is. `turn_end` is the id that ends an answer before a user message. `answers` is
+    how answers are written. `notices` are lines for whoever starts the proxy. `longest_token` is the most bytes of
+    text that one token stands for. Every id given out is below `vocabulary_size`.
     """
 
-    def __init__(self, directory: str | Path, template_arguments: Mapping[str, object] | None = None) -> None:
-        files = _read(Path(directory))
+    def __init__(
+        self,
+        directory: str | Path,
+        template_arguments: Mapping[str, object] | None = None,
+        tool_parser: str = "auto",
+    ) -> None:
+        """`tool_parser`: a name of TOOL_PARSERS, or "auto" for the one that reads the template's own calls."""
+        files = read_directory(Path(directory))
         content = (Path(directory) / "tokenizer.json").read_bytes()
         self.digest = hashlib.blake2b(content, digest_size=8).hexdigest()
         """Identity of the tokenizer: ids of another mean something else."""
         self._tokenizer = files.tokenizer
-        self.template = ChatTemplate(files.template, {**files.specials, **(template_arguments or {})})
         self.context_length = files.context_length
-        self.longest_token = _longest_token(self._tokenizer)
+        self.vocabulary_size = files.vocabulary_size
+        self.longest_token = files.longest_token
         added = self._tokenizer.get_added_tokens_decoder()
+        self._controls = frozenset(added)
         special = [t.content for t in added.values() if t.special and len(t.content) > 1]
-        tags = [t.content for t in added.values() if _TAG.fullmatch(t.content)]
+        tags = [t.content for t in added.values() if _structural(t.content, files.template)]
         self._special_pattern = _alternatives(special)
         self._tag_pattern = _alternatives({*special, *tags})
-        self.turn_end, self.mode_reason = self._prove()
-        self.mode = "full" if self.mode_reason else "suffix"
-        ends = () if self.turn_end is None else (self.turn_end,)
-        self.stop_ids = tuple(dict.fromkeys((*files.stop_ids, *ends)))
+        self._lead = _lead(self._tokenizer)
+        self._open_ids = _open_ids(self._tokenizer)
+        self._variants: OrderedDict[bytes, Codec] = OrderedDict()
+        self._parser, self._files_stop_ids = tool_parser, files.stop_ids
+        self._adopt(ChatTemplate(files.template, {**files.specials, **(template_arguments or {})}))
         if not self.stop_ids:
             raise TokenizerError(f"{directory}: no end-of-turn token; set eos_token in tokenizer_config.json")
-        tail = self.template.render((Message("user", "q"),)).rstrip()
-        self.opens_reasoning = tail.endswith("<think>")
+
+    def _adopt(self, template: ChatTemplate) -> None:
+        """Find out everything that depends on the template and its arguments."""
+        self.template = template
+        proof = prove(template)
+        ends, problem = self._turn_ends(proof)
+        self._roles = frozenset() if problem else proof.roles
+        self.mode = "suffix" if self._roles else "full"
+        self.mode_reason = problem or proof.reason
+        self.turn_end = ends[0] if ends else None
+        self.stop_ids = tuple(dict.fromkeys((*self._files_stop_ids, *ends)))
+        reasoning, parser = reasoning_of(template), self._parser
+        opened = template.render((Message("user", "q"),)).rstrip()
+        self.opens_reasoning = reasoning is not None and opened.endswith(reasoning.opening.rstrip())
+        tools = tools_of(template) if parser == "auto" else TOOL_PARSERS[parser]
+        self.answers = AnswerFormat(reasoning, self.opens_reasoning, tools)
+        self.notices = tuple(notices_of(template, tools))
+
+    def for_arguments(self, arguments: Mapping[str, object]) -> "Codec":
+        """The codec of a request that brings template arguments of its own, which override the fixed ones.
+
+        A new set of arguments costs a proof of its suffixes (tens to hundreds of milliseconds); the last VARIANTS sets are
+        kept. Raises BadRequest for names that rendering sets itself, or when the template refuses the arguments.
+        """
+        if not arguments:
+            return self
+        key = orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)
+        variant = self._variants.pop(key, None)
+        if variant is None:
+            variant = copy.copy(self)
+            variant._variants = OrderedDict()
+            variant._adopt(self.template.with_arguments(arguments))
+        self._variants[key] = variant
+        while len(self._variants) > VARIANTS:
+            self._variants.popitem(last=False)
+        return variant
+
+    @property
+    def tool_parser(self) -> str | None:
+        """Name of the format in which tool calls are looked for, None when they stay text."""
+        return self.answers.tools.name if self.answers.tools else None
+
+    def extends(self, messages: Sequence[Message]) -> bool:
+        """Whether these messages may follow a recorded answer as `encode_suffix` encodes them."""
+        return all(message.role in self._roles for message in messages)
 
     def encode_prompt(
         self, messages: Sequence[Message], tools: Sequence[dict] = (), limit: int | None = None
@@ -75,29 +131,61 @@ class Codec:
         mark = _free_mark(messages, tools)
         guarded = [_guard_value(tool, self._tag_pattern, mark) for tool in tools]
         text = self.template.render(self._guarded(messages, mark), guarded)
-        self._check_length(text.replace(mark, ""), 0, limit)
+        self._check_length("".join(_split(text, mark)), 0, limit)
         return self._encode(text, mark)
 
     def encode_suffix(
-        self, messages: Sequence[Message], ended: bool, known: int = 0, limit: int | None = None
+        self, messages: Sequence[Message], last: int, known: int = 0, limit: int | None = None
     ) -> list[int]:
-        """Token ids between a recorded answer and the next one; only in mode "suffix".
+        """Token ids between a recorded answer and the next one; only for messages that `extends` accepts.
 
-        `ended` tells whether the recorded answer holds its own turn end; otherwise the suffix closes the
-        turn. Raises ContextOverflow when the text cannot fit into `limit` tokens after the `known` ones.
+        `last` is the answer's last id: when it is the end of the turn it is not repeated, otherwise (cut by length, ended by
+        another token) the suffix ends the turn. Raises ContextOverflow when the text cannot fit into `limit` tokens after
+        the `known` ones.
         """
         mark = _free_mark(messages)
         text = self.template.suffix(self._guarded(messages, mark))
-        self._check_length(text.replace(mark, ""), known, limit)
+        self._check_length("".join(_split(text, mark)), known, limit)
         ids = self._encode(text, mark)
-        return ids[1:] if ended else ids
+        return ids[1:] if ids[0] == last else ids
+
+    def answers_after(self, prompt: Sequence[int]) -> AnswerFormat:
+        """How answers to a prompt are written: some templates open the thinking after some messages only."""
+        if self.answers.reasoning is None or not len(prompt):
+            return self.answers
+        opened = (
+            self.text(prompt[-_OPENING_TOKENS:]).rstrip().endswith(self.answers.reasoning.opening.rstrip())
+        )
+        return replace(self.answers, in_reasoning=opened)
+
+    def encode_started(self, text: str, prompt: Sequence[int], control: bool = False) -> list[int]:
+        """Token ids that begin an answer to the prompt with `text`; thinking that the prompt opened is closed first.
+
+        `control`: the proxy wrote the text, its tags are control tokens. Otherwise they are plain text.
+        """
+        mark = _free_mark((Message("assistant", text),))
+        guarded = text if control else _guard_text(text, self._tag_pattern, mark)
+        answers = self.answers_after(prompt)
+        closing = closing_of(self.template, answers.reasoning) if answers.in_reasoning else ""
+        return self._encode(mark + closing + guarded, mark)
+
+    def types_of(self, tools: Sequence[dict]) -> Types | None:
+        """What `parsers.parse` wants to know of the tools on offer."""
+        if not tools:
+            return None
+        return tool_types(tools) if self.answers.tools is not None and self.answers.tools.typed else {}
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of sampled ids without the stop token at their end; control tokens inside stay visible."""
-        ids = list(ids)
-        if ids and ids[-1] in self.stop_ids:
-            ids.pop()
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        return self.text(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Text of ids, every control token visible."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def leaves_open(self, last: int) -> bool:
+        """Whether ids that follow `last` may change the text up to it, or take it away (a stop token at the end)."""
+        return last in self._open_ids or last in self.stop_ids
 
     def _check_length(self, text: str, known: int, limit: int | None) -> None:
         """Refuse by length what cannot fit: encoding takes seconds and a gigabyte for ten megabytes."""
@@ -109,8 +197,13 @@ class Codec:
 
     def _encode(self, text: str, mark: str) -> list[int]:
         """Ids of the text without its marks. Only a batch is encoded without the interpreter's lock."""
-        encodings = self._tokenizer.encode_batch_fast(text.split(mark), add_special_tokens=False)
-        return [i for encoding in encodings for i in encoding.ids]
+        first, *rest = _split(text, mark)
+        if self._lead is None:
+            encodings = self._tokenizer.encode_batch_fast([first, *rest], add_special_tokens=False)
+            return [i for encoding in encodings for i in encoding.ids]
+        pieces = [first, *(self._lead + piece for piece in rest if piece)]
+        encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        return [*encodings[0].ids, *(i for encoding in encodings[1:] for i in encoding.ids[1:])]
 
     def _guarded(self, messages: Sequence[Message], mark: str) -> Sequence[Message]:
         """Messages whose control-token strings are split by `mark`, so that no piece is a control token."""
@@ -141,20 +234,22 @@ class Codec:
             arguments,
         )
 
-    def _prove(self) -> tuple[int | None, str | None]:
-        """(turn-end id, None) when suffixes are stable, (None, reason) otherwise."""
-        difference = self.template.prove()
-        if difference is not None:
-            return None, difference
-        text = self.template.suffix((Message("user", "q"),))
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        if ids and ids[0] in self._tokenizer.get_added_tokens_decoder():
-            return ids[0], None
-        return None, f"turns do not end with a token of their own but with {text[:20]!r}"
+    def _turn_ends(self, proof: Proof) -> tuple[list[int], str | None]:
+        """(ids with which suffixes begin, the user message's first), or why suffixes cannot be used."""
+        ends: dict[int, None] = {}
+        for text in proof.suffixes:
+            ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+            if not ids or ids[0] not in self._controls:
+                return [], f"turns do not end with a token of their own but with {text[:20]!r}"
+            ends[ids[0]] = None
+        return list(ends), None
 
 
 class Detokenizer:
-    """Turns a growing list of ids into text, piece by piece; never splits a character."""
+    """Turns a growing list of ids into text, piece by piece; never splits a character.
+
+    Invariant: the pieces join to a beginning of `Codec.decode` of all the ids.
+    """
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -164,13 +259,23 @@ class Detokenizer:
 
     def feed(self, ids: Sequence[int]) -> str:
         """Text that the new ids complete. Cost is that of the new ids."""
-        self._ids += [i for i in ids if i not in self._codec.stop_ids]
-        before = self._codec.decode(self._ids[self._base : self._shown])
-        after = self._codec.decode(self._ids[self._base :])
+        self._ids += ids
+        if not self._ids or self._codec.leaves_open(self._ids[-1]):
+            return ""
+        before = self._codec.text(self._ids[self._base : self._shown])
+        after = self._codec.text(self._ids[self._base :])
         if len(after) <= len(before) or after.endswith("\ufffd"):
             return ""
         self._base, self._shown = self._shown, len(self._ids)
         return after[len(before) :]
+
+
+def _structural(token: str, template: str) -> bool:
+    """Whether an added token marks structure although its tokenizer may not call it special, as with <tool_call>.
+
+    By its looks, or because the template uses it. Others stand for ordinary text, such as <h1> or blank lines.
+    """
+    return bool(_TAG.fullmatch(token) or (_BRACKETED.fullmatch(token) and token in template))
 
 
 def _alternatives(strings: Sequence[str] | set[str]) -> re.Pattern | None:
@@ -199,89 +304,37 @@ def _guard_value(value: object, pattern: re.Pattern | None, mark: str) -> object
 
 
 def _free_mark(messages: Sequence[Message], tools: Sequence[dict] = ()) -> str:
-    """A noncharacter that none of the texts holds."""
+    """A noncharacter that none of the texts holds, as it is or escaped."""
     held = list(texts(messages, tools))
     for mark in map(chr, range(0xFDD2, 0xFDF0)):
-        if not any(mark in text for text in held):
+        if not any(mark in text or _escaped(mark) in text for text in held):
             return mark
     return "\ufdd0"
 
 
-def _read(directory: Path) -> _Files:
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        raise TokenizerError(f"{directory}: no tokenizer.json; give a Hugging Face tokenizer directory")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise TokenizerError(f"{path}: not a tokenizer: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    config = _json(directory / "tokenizer_config.json")
-    specials = {
-        name: value["content"] if isinstance(value, dict) else value
-        for name, value in config.items()
-        if name in ("bos_token", "eos_token", "pad_token", "unk_token") and value
-    }
-    return _Files(
-        tokenizer,
-        _template(directory, config),
-        specials,
-        _stop_ids(directory, tokenizer, specials),
-        _context_length(directory, config),
-    )
+def _escaped(mark: str) -> str:
+    """The mark as JSON writes it in ASCII, which some templates ask for."""
+    return f"\\u{ord(mark):04x}"
 
 
-def _longest_token(tokenizer: Tokenizer) -> int:
-    """Bytes of NFC text. A byte-level vocabulary writes each byte as one character; normalizers may shorten."""
-    if isinstance(tokenizer.decoder, decoders.ByteLevel):
-        added = tokenizer.get_added_tokens_decoder().values()
-        lengths = [*map(len, tokenizer.get_vocab()), *(len(token.content.encode()) for token in added)]
-    else:
-        lengths = [len(token.encode()) for token in tokenizer.get_vocab()]
-    plain = tokenizer.normalizer is None or isinstance(tokenizer.normalizer, normalizers.NFC)
-    return max(lengths) if plain else 3 * max(lengths)
+def _split(text: str, mark: str) -> list[str]:
+    """The text without its marks, split where they were."""
+    return [piece for part in text.split(mark) for piece in part.split(_escaped(mark))]
 
 
-def _json(path: Path) -> dict:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise TokenizerError(f"{path}: not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise TokenizerError(f"{path}: must hold a JSON object, not {type(value).__name__}")
-    return value
+def _lead(tokenizer: Tokenizer) -> str | None:
+    """A control token for tokenizers that put a space before a text unless one precedes it; None for others."""
+    if (
+        tokenizer.decode(tokenizer.encode("a", add_special_tokens=False).ids, skip_special_tokens=False)
+        == "a"
+    ):
+        apart = [i for text in ("a", "b") for i in tokenizer.encode(text, add_special_tokens=False).ids]
+        if tokenizer.decode(apart, skip_special_tokens=False) == "ab":
+            return None
+    added = tokenizer.get_added_tokens_decoder().values()
+    return next((t.content for t in added if t.special and not (t.lstrip or t.rstrip or t.single_word)), None)
 
 
-def _template(directory: Path, config: dict) -> str:
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise TokenizerError(f"{path}: cannot be read as UTF-8 text: {error}") from error
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    if not isinstance(template, str) or not template:
-        raise TokenizerError(
-            f"{directory}: no chat template; add chat_template.jinja or give an instruct model's tokenizer"
-        )
-    return template
-
-
-def _stop_ids(directory: Path, tokenizer: Tokenizer, specials: dict[str, str]) -> tuple[int, ...]:
-    given = _json(directory / "generation_config.json").get("eos_token_id")
-    ids = given if isinstance(given, list) else [] if given is None else [given]
-    eos = tokenizer.token_to_id(specials["eos_token"]) if "eos_token" in specials else None
-    return tuple(dict.fromkeys([*ids, *([] if eos is None else [eos])]))
-
-
-def _context_length(directory: Path, config: dict) -> int | None:
-    """Tokens the model can attend to, None when the directory does not say."""
-    length = _json(directory / "config.json").get("max_position_embeddings")
-    if length is None:
-        length = config.get("model_max_length")
-    return int(length) if length is not None and length < 1e9 else None
+def _open_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids of single bytes of a vocabulary that falls back to them: a run of them is text only as a whole."""
+    return frozenset(i for token, i in tokenizer.get_vocab().items() if _BYTE.fullmatch(token))

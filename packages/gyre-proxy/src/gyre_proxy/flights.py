@@ -46,10 +46,12 @@ class Signal:
 class LiveText:
     """Turns growing ids into pieces that are safe to show."""
 
-    def __init__(self, codec: Codec, with_tools: bool, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, codec: Codec, prompt: Sequence[int], with_tools: bool, stops: Sequence[str] = ()
+    ) -> None:
         self._watch = StopWatch(codec, stops) if stops else None
         self._text = self._watch or Detokenizer(codec)
-        self._segmenter = Segmenter(codec.opens_reasoning, with_tools)
+        self._segmenter = Segmenter(codec.answers_after(prompt), with_tools)
         self._seen = 0
 
     def feed(self, ids: Sequence[int]) -> list[tuple[str, str]]:

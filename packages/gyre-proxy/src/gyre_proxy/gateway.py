@@ -109,7 +109,7 @@ class Gateway:
         recorded = self._recorded.load(execution)
         if recorded.closed:
             raise ExecutionClosed(f"execution {execution} is closed")
-        return restored(recorded, self.codec, self.settings.tool_parser)
+        return restored(recorded, self.codec)
 
     async def open_execution(self, opened: Execution, engine: str | None, record: bool) -> None:
         """Make an execution known before its first call; `record`: in the run log too.
@@ -216,7 +216,7 @@ class Gateway:
             sampling=sampling,
             deadline=min(deadline, session.deadline or deadline),
             attempt_of=session.failed_attempt(match.digest),
-            live=LiveText(self.codec, bool(request.conversation.tools), request.stop)
+            live=LiveText(self.codec, prompt.new, bool(request.conversation.tools), request.stop)
             if request.stream or request.stop
             else None,
         )
@@ -224,9 +224,9 @@ class Gateway:
     async def _prompt(self, match: Match, request: Request) -> Prompt:
         """Tokens of the request; those of a recorded path are reused as they are."""
         node, limit = match.node, self.context_length - 1
-        if node is not None and self.codec.mode == "suffix":
-            messages = match.messages[match.known :]
-            encode = partial(self.codec.encode_suffix, messages, node.ended, node.length, limit)
+        messages = match.messages[match.known :]
+        if node is not None and self.codec.extends(messages):
+            encode = partial(self.codec.encode_suffix, messages, int(node.ids[-1]), node.length, limit)
             return Prompt(node, await self._encoded(encode, texts(messages)))
         messages, tools = match.messages, request.conversation.tools
         encode = partial(self.codec.encode_prompt, messages, tools, limit)
@@ -256,7 +256,7 @@ class Gateway:
         finally:
             self._release(flight)
         try:
-            answer = call_answer(flight, self.codec, self.settings.tool_parser, id_prefix)
+            answer = call_answer(flight, self.codec, id_prefix)
             await self._record(flight, answer, id_prefix, failed=failure is not None)
         except RecordingFailed as error:
             failure = error
@@ -404,7 +404,7 @@ class Gateway:
         await self._append(record)
         self.calls += 1
         self._count(flight, answer, sampled)
-        node = call_node(flight, answer, self.codec.turn_end) if flight.ids else None
+        node = call_node(flight, answer) if flight.ids else None
         context = bytes.fromhex(record.extra["context"])
         flight.session.remember(flight.id, flight.match.digest, context, node, answer.tool_calls, failed)
 

@@ -1,94 +1,121 @@
 """Owns what an answer's text means: reasoning, visible text, tool calls.
 
-Invariants: nothing the model wrote is lost; a malformed call stays in the text, character for character. What
-`Segmenter` lets out while the answer grows is a prefix of what `parse` finds in the whole.
+Pure. Invariants: nothing the model wrote is lost; a malformed call stays in the text, character for character; calls
+inside of thinking are thinking. What `Segmenter` lets out while the answer grows is a prefix of what `parse` finds in
+the whole.
 """
 
-import json
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from gyre_proxy.nesting import too_deep
+from gyre_proxy.tool_formats import TOOL_PARSERS, Block, Call, ToolFormat, beginning
+from gyre_proxy.tool_types import Types, tool_types
 
-OPEN_THINK, CLOSE_THINK = "<think>", "</think>"
-OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
+__all__ = [
+    "REASONINGS",
+    "TOOL_PARSERS",
+    "AnswerFormat",
+    "Parsed",
+    "Reasoning",
+    "Segmenter",
+    "parse",
+    "tool_types",
+]
 
-_BLOCK = re.compile(re.escape(OPEN_CALL) + r"(.*?)" + re.escape(CLOSE_CALL), re.DOTALL)
+MALFORMED = 64
+"""Malformed calls after which no more are looked for: each may cost a pass over the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The tags around a model's thinking."""
+
+    opening: str
+    closing: str
+
+
+REASONINGS = (Reasoning("<think>", "</think>"), Reasoning("<|channel>thought\n", "<channel|>"))
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """How a model writes an answer."""
+
+    reasoning: Reasoning | None = None
+    """None: it does not think aloud, all is text."""
+    in_reasoning: bool = False
+    """The prompt already opened the thinking."""
+    tools: ToolFormat | None = None
+    """None: tool calls are not looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """The parts of an answer; calls are (name, JSON text of an object)."""
+    """The parts of an answer."""
 
     reasoning: str
     text: str
-    calls: tuple[tuple[str, str], ...] = ()
+    calls: tuple[Call, ...] = ()
 
 
-def hermes(block: str) -> tuple[str, str] | None:
-    """(name, arguments) of one {"name": ..., "arguments": {...}} block, None when it is malformed."""
-    try:
-        call = json.loads(block)
-        name, arguments = call["name"], call.get("arguments", {})
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        return None
-    return (name, text) if _encodable(name + text) and not too_deep(arguments) else None
-
-
-TOOL_PARSERS: dict[str, Callable[[str], tuple[str, str] | None]] = {"hermes": hermes}
-
-
-def parse(text: str, parser: str, in_reasoning: bool, with_tools: bool) -> Parsed:
-    """The parts of a whole answer.
-
-    `in_reasoning`: the prompt already opened the thinking block. `with_tools`: calls are looked for only when
-    tools were offered.
-    """
-    reasoning, visible = _split_reasoning(text, in_reasoning)
-    if not with_tools:
+def parse(text: str, form: AnswerFormat, types: Types | None) -> Parsed:
+    """The parts of a whole answer. `types`: those of the tools on offer; None when there were none, then calls are text."""
+    reasoning, visible = _split_reasoning(text, form)
+    if types is None or form.tools is None:
         return Parsed(reasoning, visible)
-    pieces, calls, position = [], [], 0
-    for found in _BLOCK.finditer(visible):
-        call = TOOL_PARSERS[parser](found[1])
-        if call is not None:
-            pieces.append(visible[position : found.start()])
-            calls.append(call)
-            position = found.end()
-    pieces.append(visible[position:])
+    pieces: list[str] = []
+    calls: list[Call] = []
+    end = 0
+    for start, block in _blocks(visible, form.tools, types):
+        pieces.append(visible[end:start])
+        calls += block.calls
+        end = block.end
     if not calls:
         return Parsed(reasoning, visible)
+    pieces.append(visible[end:])
     kept = "".join(piece for piece in pieces if piece.strip())
     return Parsed(reasoning, kept.rstrip(), tuple(calls))
 
 
-def _split_reasoning(text: str, in_reasoning: bool) -> tuple[str, str]:
-    stripped = text.lstrip()
-    if stripped.startswith(OPEN_THINK):
-        stripped = stripped[len(OPEN_THINK) :]
-    elif not in_reasoning:
+def _blocks(text: str, form: ToolFormat, types: Types) -> list[tuple[int, Block]]:
+    """(start, block) of each well-formed block of calls. A malformed one hides none after or inside of it."""
+    out: list[tuple[int, Block]] = []
+    position = malformed = 0
+    while malformed < MALFORMED and (start := form.begin(text, position, position == 0)) >= 0:
+        block = form.read(text, start, types)
+        if block is None:
+            malformed += 1
+            position = start + 1
+        else:
+            out.append((start, block))
+            position = block.end
+    return out
+
+
+def _split_reasoning(text: str, form: AnswerFormat) -> tuple[str, str]:
+    if form.reasoning is None:
         return "", text
-    reasoning, closed, visible = stripped.partition(CLOSE_THINK)
+    stripped = text.lstrip()
+    if stripped.startswith(form.reasoning.opening):
+        stripped = stripped[len(form.reasoning.opening) :]
+    elif not form.in_reasoning:
+        return "", text
+    reasoning, closed, visible = stripped.partition(form.reasoning.closing)
     return reasoning.strip(), visible.lstrip("\n") if closed else ""
-
-
-def _encodable(text: str) -> bool:
-    """Whether the text has no lone surrogate, which JSON escapes can smuggle in and UTF-8 cannot carry."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 class Segmenter:
     """Splits growing text into pieces that are safe to send; holds back what a call or a tag might follow."""
 
-    def __init__(self, in_reasoning: bool, with_tools: bool) -> None:
-        self._state = "reasoning" if in_reasoning else "start"
-        self._with_tools = with_tools
+    def __init__(self, form: AnswerFormat, with_tools: bool) -> None:
+        self._reasoning_tags = form.reasoning or Reasoning("", "")
+        if form.reasoning is None:
+            self._state = "text"
+        else:
+            self._state = "reasoning" if form.in_reasoning else "start"
+        self._tools = form.tools if with_tools else None
         self._buffer = ""
         self._fresh = True
-        self._thought = in_reasoning
+        self._thought = self._state == "reasoning"
         self._may_open = True  # only one opening tag is structure; what follows is thinking
 
     def feed(self, text: str) -> list[tuple[str, str]]:
@@ -110,26 +137,28 @@ class Segmenter:
         return False
 
     def _start(self) -> bool:
+        opening = self._reasoning_tags.opening
         stripped = self._buffer.lstrip()
-        if OPEN_THINK.startswith(stripped[: len(OPEN_THINK)]) and len(stripped) < len(OPEN_THINK):
+        if len(stripped) < len(opening) and opening.startswith(stripped):
             return False
-        if stripped.startswith(OPEN_THINK):
-            self._buffer = stripped[len(OPEN_THINK) :]
+        if stripped.startswith(opening):
+            self._buffer = stripped[len(opening) :]
             self._state, self._thought, self._may_open = "reasoning", True, False
         else:
             self._state = "text"
         return True
 
     def _reasoning(self, out: list[tuple[str, str]]) -> bool:
+        opening, closing = self._reasoning_tags.opening, self._reasoning_tags.closing
         if self._fresh:
             self._buffer = self._buffer.lstrip()
             if self._may_open:
-                if OPEN_THINK.startswith(self._buffer):
+                if len(self._buffer) < len(opening) and opening.startswith(self._buffer):
                     return False
-                self._buffer = self._buffer.removeprefix(OPEN_THINK).lstrip()
+                self._buffer = self._buffer.removeprefix(opening).lstrip()
                 self._may_open = False
-        head, closed, tail = self._buffer.partition(CLOSE_THINK)
-        safe = head.rstrip() if closed else _safe(head, CLOSE_THINK)
+        head, closed, tail = self._buffer.partition(closing)
+        safe = (head if closed else head[: len(head) - beginning(head, closing)]).rstrip()
         if safe:
             out.append(("reasoning", safe))
             self._fresh = False
@@ -141,20 +170,11 @@ class Segmenter:
     def _text(self, out: list[tuple[str, str]]) -> None:
         if self._fresh and self._thought:
             self._buffer = self._buffer.lstrip("\n")
-        head, found, _ = self._buffer.partition(OPEN_CALL) if self._with_tools else (self._buffer, "", "")
-        safe = head.rstrip() if found else _safe(head, OPEN_CALL if self._with_tools else "")
+        held = len(self._buffer) if self._tools is None else self._tools.before(self._buffer, self._fresh)
+        safe = self._buffer[:held].rstrip()
         if safe:
             out.append(("text", safe))
             self._fresh = False
         self._buffer = self._buffer[len(safe) :]
-        if found:
+        if self._tools is not None and self._tools.begin(self._buffer, 0, self._fresh) >= 0:
             self._state = "held"
-
-
-def _safe(text: str, tag: str) -> str:
-    """The text without white space at its end and without what may be the beginning of `tag`."""
-    for length in range(min(len(tag) - 1, len(text)), 0, -1):
-        if text.endswith(tag[:length]):
-            text = text[:-length]
-            break
-    return text.rstrip()

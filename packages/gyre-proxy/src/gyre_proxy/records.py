@@ -20,11 +20,18 @@ from gyre_proxy.stopping import cut
 
 
 def said(
-    ids: Sequence[int], codec: Codec, tool_parser: str, tools: bool, stop: Sequence[str] = ()
+    ids: Sequence[int],
+    prompt: Sequence[int],
+    codec: Codec,
+    types: parsers.Types | None,
+    stop: Sequence[str] = (),
 ) -> tuple[parsers.Parsed, str | None]:
-    """What sampled ids mean, and the stop string that ended them. `tools`: whether tools were on offer."""
+    """What ids sampled after a prompt mean, and the stop string that ended them.
+
+    `types`: parameter types of the tools on offer, None without tools.
+    """
     text, stop_string = cut(codec.decode(ids), stop)
-    return parsers.parse(text, tool_parser, codec.opens_reasoning, tools), stop_string
+    return parsers.parse(text, codec.answers_after(prompt), types), stop_string
 
 
 def tool_calls(parsed: parsers.Parsed, call_id: str, id_prefix: str) -> tuple[ToolCall, ...]:
@@ -35,10 +42,10 @@ def tool_calls(parsed: parsers.Parsed, call_id: str, id_prefix: str) -> tuple[To
     )
 
 
-def call_answer(flight: Flight, codec: Codec, tool_parser: str, id_prefix: str) -> Answer:
+def call_answer(flight: Flight, codec: Codec, id_prefix: str) -> Answer:
     """What the sampled ids say; tool calls get ids that begin with `id_prefix`."""
-    tools = bool(flight.request.conversation.tools)
-    parsed, stop_string = said(flight.ids, codec, tool_parser, tools, flight.request.stop)
+    types = codec.types_of(flight.request.conversation.tools)
+    parsed, stop_string = said(flight.ids, flight.prompt.new, codec, types, flight.request.stop)
     calls = tool_calls(parsed, flight.id, id_prefix)
     finish = "length" if flight.finish == "length" else "tool_calls" if calls else "stop"
     return Answer(
@@ -70,6 +77,10 @@ def call_record(flight: Flight, answer: Answer, end: float, id_prefix: str) -> C
         sampling["stop"] = list(request.stop)
     if request.asked:
         sampling["asked"] = dict(request.asked)
+    extra: dict = {"context": context.hex(), "tool_ids": id_prefix}
+    types = _called_types(request.conversation.tools, answer.tool_calls)
+    if types:
+        extra["tool_types"] = types
     return Call(
         id=flight.id,
         execution=flight.session.execution,
@@ -86,8 +97,25 @@ def call_record(flight: Flight, answer: Answer, end: float, id_prefix: str) -> C
         hints=flight.hints,
         evidence=evidence(match, parent, echoes, answer.text, answer.tool_calls, flight.hints.get("kind")),
         attempt_of=flight.attempt_of,
-        extra={"context": context.hex(), "tool_ids": id_prefix},
+        extra=extra,
     )
+
+
+def _called_types(tools: Sequence[dict], calls: Sequence[ToolCall]) -> dict:
+    """Parameter types of the tools that were called: without them the answer's ids would be read otherwise."""
+    called = {call.name for call in calls}
+    offered = [tool for tool in tools if tool.get("function", {}).get("name") in called] if called else []
+    return {name: types for name, types in parsers.tool_types(offered).items() if types}
+
+
+def _recorded_types(value: object) -> parsers.Types:
+    """What `_called_types` recorded; nothing of what another writer may have put there."""
+    if not isinstance(value, dict) or not all(isinstance(types, dict) for types in value.values()):
+        return {}
+    return {
+        tool: {name: tuple(kinds) for name, kinds in types.items() if isinstance(kinds, list)}
+        for tool, types in value.items()
+    }
 
 
 def _recordable(logprobs: Sequence[float | None]) -> np.ndarray:
@@ -97,12 +125,10 @@ def _recordable(logprobs: Sequence[float | None]) -> np.ndarray:
     return values
 
 
-def call_node(flight: Flight, answer: Answer, turn_end: int | None) -> Node:
+def call_node(flight: Flight, answer: Answer) -> Node:
     """The node that later requests extend; for a call with output."""
     prompt = flight.prompt
-    return _node(
-        flight.id, prompt.parent, prompt.new, flight.ids, turn_end, answer.tool_calls, answer.reasoning
-    )
+    return _node(flight.id, prompt.parent, prompt.new, flight.ids, answer.tool_calls, answer.reasoning)
 
 
 def _node(
@@ -110,7 +136,6 @@ def _node(
     parent: Node | None,
     new: np.ndarray,
     output: Sequence[int],
-    turn_end: int | None,
     calls: Sequence[ToolCall],
     reasoning: str,
 ) -> Node:
@@ -121,13 +146,12 @@ def _node(
         ids=ids,
         json=ids_json(ids),
         length=len(ids) + (parent.length if parent else 0),
-        ended=output[-1] == turn_end,
         call_ids=tuple(call.id for call in calls),
         reasoning=reasoning,
     )
 
 
-def restored(recorded: RecordedExecution, codec: Codec, tool_parser: str) -> Session:
+def restored(recorded: RecordedExecution, codec: Codec) -> Session:
     """The session of an execution whose calls an earlier proxy recorded; later requests extend them.
 
     Calls that another writer recorded have no `context`: they count and stay as they are, nothing extends them.
@@ -144,15 +168,13 @@ def restored(recorded: RecordedExecution, codec: Codec, tool_parser: str) -> Ses
             session.calls += 1
             continue
         ids = call.output_ids.tolist()
-        tools = bool(call.evidence.get("tools"))
-        parsed, _ = said(ids, codec, tool_parser, tools, stop)
+        types = _recorded_types(call.extra.get("tool_types")) if call.evidence.get("tools") else None
+        parsed, _ = said(ids, call.input_ids, codec, types, stop)
         calls = tool_calls(parsed, call.id, prefix)
         node = None
         if ids and (call.parent is None or call.parent in nodes):
             parent = nodes[call.parent] if call.parent else None
-            node = nodes[call.id] = _node(
-                call.id, parent, call.input_ids, ids, codec.turn_end, calls, parsed.reasoning
-            )
+            node = nodes[call.id] = _node(call.id, parent, call.input_ids, ids, calls, parsed.reasoning)
         failed = call.finish in ("abort", "error")
         session.remember(call.id, prompt, context, node, calls, failed)
     return session

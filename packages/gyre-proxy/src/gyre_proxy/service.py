@@ -36,8 +36,8 @@ def serve(
 ) -> None:
     """Run a proxy until SIGINT or SIGTERM (or end of standard input with `exit_with_parent`).
 
-    `ready` is called once with {"url", "mode", "mode_reason", "context_length"}; by default this is printed
-    as one JSON line. Raises SettingsError, TokenizerError.
+    `ready` is called once with {"url", "mode", "mode_reason", "tool_parser", "notices", "context_length"}; by default
+    this is printed as one JSON line. Raises SettingsError, TokenizerError.
     """
 
     async def main() -> None:
@@ -57,7 +57,7 @@ def serve(
 
 async def run(settings: Settings, ready: Callable[[dict], None], stop: asyncio.Event) -> None:
     """The same inside a running event loop, until `stop` is set."""
-    codec = Codec(settings.tokenizer, settings.template_arguments)
+    codec = Codec(settings.tokenizer, settings.template_arguments, settings.tool_parser)
     meta = {"writer": "gyre-proxy", "model": settings.model, "tokenizer": codec.digest}
     try:
         log = RunLogWriter(settings.record, meta=meta)
@@ -82,6 +82,7 @@ async def run(settings: Settings, ready: Callable[[dict], None], stop: asyncio.E
     while not server.started and not running.done():
         await asyncio.sleep(0.002)
     facts = {"url": url, "mode": codec.mode, "mode_reason": codec.mode_reason}
+    facts |= {"tool_parser": codec.tool_parser, "notices": list(codec.notices)}
     ready({**facts, "context_length": gateway.context_length})
     stopping = asyncio.create_task(stop.wait())
     try:

@@ -56,7 +56,8 @@ class Settings:
     top_k: int = -1
     max_new_tokens: int | None = None
     """Limit of an answer when the client names none; None is what the context leaves."""
-    tool_parser: str = "hermes"
+    tool_parser: str = "auto"
+    """How tool calls are read; "auto" takes what reads the chat template's own."""
     template_arguments: Mapping[str, object] = field(default_factory=dict)
     """Extra variables of the chat template, such as enable_thinking."""
     call_deadline_s: float = 1800.0
@@ -83,8 +84,8 @@ class Settings:
     """Time that calls under way get to end when the proxy stops; then they are aborted and recorded as such."""
 
     def __post_init__(self) -> None:
-        if self.tool_parser not in TOOL_PARSERS:
-            known = ", ".join(TOOL_PARSERS)
+        if self.tool_parser not in ("auto", *TOOL_PARSERS):
+            known = ", ".join(("auto", *TOOL_PARSERS))
             raise SettingsError(f"unknown tool parser {self.tool_parser!r}; choose one of: {known}")
         if self.strict and not self.admin_token:
             raise SettingsError("strict mode needs an admin token to issue keys; set one")

@@ -1,29 +1,30 @@
-"""Owns the chat template: rendering with Hugging Face's conventions, and the proof that suffixes are stable.
+"""Owns the chat template: rendering with Hugging Face's conventions.
 
 A template is suffix-stable when the text of new messages does not depend on what came before. Then a growing
-conversation needs only its new messages rendered; the recorded tokens of the past stay as they are (paper
-5.1). Invariant: `suffix` is offered only after `prove` compared it with full renderings on probe
-conversations.
+conversation needs only its new messages rendered; the recorded tokens of the past stay as they are (paper 5.1).
+`gyre_proxy.proof` finds out for which messages that holds. Invariant: given texts cannot choose where a suffix
+begins.
 """
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import product
 
 import jinja2
+import jinja2.nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gyre_proxy.conversation import Message, ToolCall
+from gyre_proxy.conversation import Message
 from gyre_proxy.errors import BadRequest, TokenizerError
+from gyre_proxy.form import find_form
 
-# A noncharacter: no text of a chat holds it, so the place after it is found without doubt.
 _PRIOR = "\ufdd1prior\ufdd1"
-_PROBE_TOOL = {
-    "type": "function",
-    "function": {"name": "probe", "description": "d", "parameters": {"type": "object", "properties": {}}},
-}
+_PRELUDE = (Message("user", "q"), Message("assistant", _PRIOR))
+
+OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt", "strftime_now"))
+"""What rendering sets itself; arguments cannot."""
 
 
 class _GenerationBlock(Extension):
@@ -44,12 +45,11 @@ def _tojson(value: object, ensure_ascii: bool = False, **options: object) -> str
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
 class ChatTemplate:
-    """A compiled chat template with its fixed arguments (special tokens, enable_thinking, ...)."""
+    """A compiled chat template with its fixed arguments (special tokens, enable_thinking, ...).
+
+    `form` is how it takes messages.
+    """
 
     def __init__(self, source: str, arguments: Mapping[str, object]) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -57,101 +57,83 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        self._arguments = dict(arguments)
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise TokenizerError(f"the chat template does not compile: {error}") from error
-        self._late_system_role = "system"
-        self._late_system_role = self._prove_late_system()
+        self.source = source
+        self._words = _words(environment.parse(source))
+        self._now: datetime | None = None
+        self._adopt(arguments)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[dict] = ()) -> str:
-        """The whole prompt as text. Raises BadRequest with the template's own words when it refuses."""
-        rendered = [self._message(m, i) for i, m in enumerate(messages)]
-        try:
-            return self._template.render(
-                messages=rendered,
-                tools=list(tools) or None,
-                add_generation_prompt=True,
-                **self._arguments,
+    def _adopt(self, arguments: Mapping[str, object]) -> None:
+        taken = OWN_VARIABLES.intersection(arguments)
+        if taken:
+            raise BadRequest(
+                f"template arguments cannot set {', '.join(sorted(taken))}", "chat_template_kwargs"
             )
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError, RecursionError) as error:
-            raise BadRequest(f"the model's chat template refuses these messages: {error}") from error
+        self._arguments = dict(arguments)
+        self.form = find_form(self._render)
+
+    def with_arguments(self, arguments: Mapping[str, object]) -> "ChatTemplate":
+        """The same template with further arguments, which override. Raises BadRequest for reserved names."""
+        other = copy.copy(self)
+        other._adopt({**self._arguments, **arguments})
+        return other
+
+    def at(self, now: datetime) -> "ChatTemplate":
+        """The same template with its clock stopped, so that two renderings can be compared."""
+        other = copy.copy(self)
+        other._now = now
+        return other
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict] = (), generation: bool = True) -> str:
+        """The whole prompt as text, with the beginning of an answer unless `generation` is false.
+
+        Raises BadRequest with the template's own words when it refuses.
+        """
+        return self._render(self.form.messages(messages), list(tools), generation)
+
+    def words(self) -> list[str]:
+        """Strings that the template compares with or looks for, in their order."""
+        return list(self._words)
 
     def suffix(self, messages: Sequence[Message]) -> str:
         """The text between an assistant's last sampled character and the next answer, turn end included."""
-        prelude = (Message("user", "q"), Message("assistant", _PRIOR))
-        return self.render((*prelude, *messages)).rpartition(_PRIOR)[2]
+        return self.render((*_PRELUDE, *messages)).partition(_PRIOR)[2]
 
-    def prove(self) -> str | None:
-        """None when suffixes are stable on every probe, else one line naming the first difference."""
-        for (history_name, history), (new_name, new), tools in product(
-            _HISTORIES.items(), _SUFFIXES.items(), ((), (_PROBE_TOOL,))
-        ):
-            try:
-                suffix, full = self.suffix(new), self.render((*history, *new), tools)
-            except BadRequest as error:
-                return f"{new_name} after {history_name}: {error}"
-            if not suffix or not full.endswith(suffix):
-                tail = full[-len(suffix) - 20 :]
-                return f"{new_name} after {history_name}: {tail!r} does not end with {suffix!r}"
-        return None
-
-    def _message(self, message: Message, index: int) -> dict:
-        if message.role == "system" and index > 0:
-            return {"role": self._late_system_role, "content": message.text}
-        out: dict = {"role": message.role, "content": message.text}
-        if message.role == "tool":
-            out["tool_call_id"] = message.call_id
-        if message.reasoning:
-            out["reasoning_content"] = message.reasoning
-        if message.tool_calls:
-            out["tool_calls"] = [
-                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.parsed()}}
-                for c in message.tool_calls
-            ]
-        return out
-
-    def _prove_late_system(self) -> str:
-        """Harnesses put system messages in mid-conversation.
-
-        A template that refuses them gets them as user's.
-        """
-        probe = (
-            Message("system", "s"),
-            Message("user", "q"),
-            Message("assistant", "a"),
-            Message("system", _PRIOR),
-        )
+    def _render(self, messages: list[dict], tools: list[dict], generation: bool = True) -> str:
         try:
-            return "system" if _PRIOR in self.render(probe) else "user"
-        except BadRequest:
-            return "user"
+            return self._template.render(
+                messages=messages,
+                tools=tools or None,
+                documents=None,
+                add_generation_prompt=generation,
+                strftime_now=self._strftime,
+                **self._arguments,
+            )
+        except (
+            jinja2.TemplateError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise BadRequest(f"the model's chat template refuses these messages: {error}") from error
+
+    def _strftime(self, pattern: str) -> str:
+        return (self._now or datetime.now()).strftime(pattern)
 
 
-def _call(name: str) -> Message:
-    return Message("assistant", "t", tool_calls=(ToolCall("callprobe", name, '{"k": 1}'),))
-
-
-_USER = Message("user", "hello\n")
-_RESULT = Message("tool", "result", call_id="callprobe")
-_HISTORIES = {
-    "one turn": (_USER, Message("assistant", "a")),
-    "a system prompt and a tool call": (Message("system", "s"), _USER, _call("probe")),
-    "three turns with thinking": (
-        _USER,
-        Message("assistant", "a", "thought"),
-        _USER,
-        _call("probe"),
-        _RESULT,
-        Message("assistant", "b", "thought"),
-    ),
-}
-_SUFFIXES = {
-    "a user message": (_USER,),
-    "a tool result": (_RESULT,),
-    "two tool results and a user message": (_RESULT, _RESULT, _USER),
-    "a system message": (Message("system", "late"),),
-    "a foreign turn": (_USER, Message("assistant", "other"), _USER),
-}
+def _words(tree: jinja2.nodes.Template) -> tuple[str, ...]:
+    """String constants in comparisons and in the arguments of calls, filters and tests."""
+    asking = (jinja2.nodes.Compare, jinja2.nodes.Call, jinja2.nodes.Filter, jinja2.nodes.Test)
+    found = [
+        const.value
+        for node in tree.find_all(asking)
+        for const in node.find_all(jinja2.nodes.Const)
+        if isinstance(const.value, str) and const.value.strip()
+    ]
+    return tuple(dict.fromkeys(found))
