@@ -1,7 +1,7 @@
 """Owns how the bytes of a request become a JSON object. Pure; every failure is a BadRequest.
 
-Of a key that repeats the last one counts, as for every common reader of JSON; so do the run log's writers, which
-never see the others. How deep a value nests is checked where the dialects know what it is.
+Of a key that repeats the last one counts, as for every common reader of JSON. How deep a value nests is checked
+where the dialects know what it is.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,6 @@ import orjson
 
 from gyre_proxy.errors import BadRequest
 from gyre_proxy.nesting import DEPTH
-
-_READER_DEPTH = "Recursion limit reached"
 
 
 def json_object(headers: Mapping[bytes, bytes], body: bytes) -> dict:
@@ -23,7 +21,7 @@ def json_object(headers: Mapping[bytes, bytes], body: bytes) -> dict:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        if error.msg.startswith(_READER_DEPTH):
+        if "depth" in error.msg:
             raise BadRequest(f"the body nests deeper than {DEPTH} levels; flatten it") from error
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):

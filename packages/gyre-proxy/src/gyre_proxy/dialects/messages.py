@@ -45,7 +45,7 @@ def answer(request: Request, done: Answer) -> dict:
         content.append({"type": "text", "text": done.text})
     for call in done.tool_calls:
         content.append(
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": orjson.loads(call.arguments)}
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": orjson.Fragment(call.arguments)}
         )
     return _message(request, done.id, content, done)
 

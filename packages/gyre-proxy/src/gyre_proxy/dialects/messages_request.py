@@ -34,6 +34,7 @@ _BILLING = "x-anthropic-billing-header:"
 _NO_SERVER_TOOLS = "this proxy runs no server tools"
 _STATELESS = "this proxy is stateless; send the whole conversation with each request"
 _OWN_HISTORY = "this proxy does not edit the history; send what the model shall see"
+_NO_TOOLSETS = "this model knows no toolsets; offer the tools themselves"
 _TEXT_ONLY = "only plain text can be shown to the model"
 
 _MARKED = {"type": text, "cache_control": mapping}
@@ -134,6 +135,7 @@ _TOOL_RESULT = table(
             ),
         ),
         "is_error": flag,
+        "toolset_name": refused(_NO_TOOLSETS),
     },
     "tool_use_id",
 )
@@ -145,6 +147,7 @@ _TOOL_USE = table(
         "name": text,
         # Claude Code gives back what a model wrote instead of an object as it is.
         "input": either((dict, mapping), (list, any_list)),
+        "toolset_name": refused(_NO_TOOLSETS),
         "caller": tagged({"direct": table({"type": text})}),
     },
     "id name input",

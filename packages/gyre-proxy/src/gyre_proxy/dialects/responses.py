@@ -1,5 +1,7 @@
 """Owns the OpenAI Responses protocol: Answer to JSON or events; its requests are read by `responses_request`."""
 
+import json
+
 import orjson
 
 from gyre_proxy.conversation import Answer, Request, ToolCall
@@ -47,13 +49,13 @@ def _call_item(request: Request, call: ToolCall) -> dict:
     kind = request.tool_kinds.get(call.name, {"name": call.name})
     head = {"call_id": call.id, "status": "completed"}
     if SEARCH in kind:
-        found = {"execution": "client", "arguments": orjson.loads(call.arguments)}
+        found = {"execution": "client", "arguments": orjson.Fragment(call.arguments)}
         return {"id": f"tsc_{call.id}", "type": "tool_search_call", **head, **found}
     head["name"] = kind["name"]
     if "namespace" in kind:
         head["namespace"] = kind["namespace"]
     if "custom" in kind:
-        given = orjson.loads(call.arguments).get("input")
+        given = json.loads(call.arguments).get("input")
         text = given if isinstance(given, str) else call.arguments
         return {"id": f"ctc_{call.id}", "type": "custom_tool_call", **head, "input": text}
     return {"id": f"fc_{call.id}", "type": "function_call", **head, "arguments": call.arguments}
