@@ -57,4 +57,4 @@ def smallest(hint: Any) -> Any:
         return get_args(hint)[0]
     if origin is dict:
         return {}
-    return PLAIN[hint] if hint in PLAIN else []
+    return PLAIN.get(hint, [])
