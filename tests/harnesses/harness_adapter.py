@@ -39,6 +39,13 @@ class Harness(abc.ABC):
     """Of "image" (reads one by a tool), "foreground", "background" and "fork" (sub-agents), "compaction"."""
     origins: Mapping[str, str] = MappingProxyType({})
     """Actor -> mark of the call that its conversation branches off, for those that do not begin anew."""
+    compaction: Mapping[str, int] = MappingProxyType({})
+    """What makes it compact after the third answer of `compaction`'s script: the "window" that it is told, or the
+    "context_length" at which the proxy refuses a prompt, in tokens."""
+    compacted: Mapping[str, str | None] = MappingProxyType({})
+    """Mark -> mark of the call that it extends then, for the request for a summary and for what comes after it."""
+    reminds: bool = False
+    """Whether it asks with a reminder after an answer that was cut, and not just again."""
     summary_request: str = r"(?!)"
     """Pattern in the last user message of its request for a summary."""
     title_request: str = r"(?!)"
@@ -57,8 +64,8 @@ class Harness(abc.ABC):
         """Run a shell command."""
 
     @abc.abstractmethod
-    def final(self, output: str) -> str:
-        """The last words of the main agent, as the harness printed them."""
+    def final(self, output: str, folder: Path) -> str:
+        """The last words of the main agent, as the harness printed them. Fails when it says that it failed."""
 
     def image(self, path: str) -> Use:
         """Look at an image file."""

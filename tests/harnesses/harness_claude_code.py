@@ -15,6 +15,9 @@ class ClaudeCode(Harness):
 
     # A fork knows all before the answer that spawned it, and that answer with its text left out.
     origins = MappingProxyType({"copy": "main.4"})
+    compaction = MappingProxyType({"window": 60_000})
+    compacted = MappingProxyType({"summary": "main.2", "main.4": None})
+    reminds = True
     summary_request = r"CRITICAL: Respond with TEXT ONLY"
 
     def launch(self, folder: Path, prompt: str, access: Access) -> Launch:
@@ -53,7 +56,7 @@ class ClaudeCode(Harness):
         # Each report wakes it up, also one that comes while it answers another.
         return [Step("I wait for them."), Step("One is there.")]
 
-    def final(self, output: str) -> str:
+    def final(self, output: str, folder: Path) -> str:
         results = [line for line in json_lines(output) if line.get("type") == "result"]
         assert results, "no result line"
         assert not results[-1]["is_error"], json.dumps(results[-1])[:500]

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import MappingProxyType
 
 from harness_adapter import Access, Harness, Launch, json_lines
 from harness_policy import Use
@@ -10,7 +11,9 @@ from harness_policy import Use
 class Pi(Harness):
     name = "pi"
     abilities = frozenset(("compaction",))
-    summary_request = r"(?!)"
+    compaction = MappingProxyType({"window": 30_000, "context_length": 30_000})
+    compacted = MappingProxyType({"summary": None, "main.4": None})
+    summary_request = r"^<conversation>"
 
     def launch(self, folder: Path, prompt: str, access: Access) -> Launch:
         home = folder / "home/.pi/agent"
@@ -28,6 +31,8 @@ class Pi(Harness):
         (home / "models.json").write_text(
             json.dumps({"providers": {"gyre": {**provider, "models": [model]}}})
         )
+        keep = {"enabled": True, "reserveTokens": 4096, "keepRecentTokens": 1000}
+        (home / "settings.json").write_text(json.dumps({"compaction": keep}))
         script = self.installed / "node_modules/@mariozechner/pi-coding-agent/dist/cli.js"
         argv = [
             "node",
@@ -50,9 +55,13 @@ class Pi(Harness):
     def image(self, path: str) -> Use:
         return Use("read", {"path": path})
 
-    def final(self, output: str) -> str:
-        ends = [line for line in json_lines(output) if line.get("type") == "agent_end"]
+    def final(self, output: str, folder: Path) -> str:
+        lines = list(json_lines(output))
+        ends = [line for line in lines if line.get("type") == "agent_end"]
         assert ends, "no agent_end line"
         last = ends[-1]["messages"][-1]
+        if lines[-1].get("type") == "compaction_start":  # it prints nothing of what it does after that
+            (session,) = (folder / "home/.pi/agent/sessions").rglob("*.jsonl")
+            last = [line["message"] for line in json_lines(session.read_text()) if "message" in line][-1]
         assert last["role"] == "assistant" and last["stopReason"] == "stop", json.dumps(last)[:500]
         return "".join(part["text"] for part in last["content"] if part["type"] == "text")

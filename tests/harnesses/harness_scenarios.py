@@ -44,9 +44,9 @@ def work(harness: Harness) -> Script:
     return _script(harness, steps)
 
 
-def compaction(harness: Harness, turns: int) -> Script:
-    """A conversation that grows past the harness's window."""
-    main = [Step(f"Part {i}.", [harness.shell("seq 1 3000")], "More.") for i in range(1, turns + 1)]
+def compaction(harness: Harness) -> Script:
+    """A conversation that grows past the harness's window while its fourth prompt is made."""
+    main = [Step(f"Part {i}.", [harness.shell("seq 1 3000")], "More.") for i in range(1, 5)]
     return _script(harness, {"main": [*main, Step(f"All is done. {FINAL}")]})
 
 

@@ -59,13 +59,33 @@ class PolicyEngine(FakeEngine):
         """Leaves a file in `marks` for every mark that it begins to answer: commands of tools can wait for them."""
         super().__init__(codec, [], version)
         self._policy, self._marks = script, marks
+        self._held_tokens: int | None = None
+        self._held_marks: set[str] | None = None
         self._opening = self._encode("<|im_start|>assistant\n")
         self.puzzled: list[str] = []
         """Prompts that the script did not foresee, a line each."""
 
-    def hold(self, tokens: int, news: queue.Queue) -> None:
-        """Stop each request after so many tokens until it is aborted, and put the engine into `news` each time."""
-        self.hold_after, self._held = tokens, _Notice(news, self)
+    def hold(self, tokens: int, news: queue.Queue, marks: set[str] | None = None) -> None:
+        """Stop requests after so many tokens until they are aborted, and put the engine into `news` each time.
+
+        `marks`: only the first request for each of these, which is taken out of the set; no other may run beside it.
+        """
+        self._held_tokens, self._held_marks, self._held = tokens, marks, _Notice(news, self)
+
+    def _held_after(self, mark: str) -> int | None:
+        if self._held_marks is None:
+            return self._held_tokens
+        if mark not in self._held_marks:
+            return None
+        self._held_marks.remove(mark)
+        return self._held_tokens
+
+    async def stop(self) -> None:
+        """Die: every connection is cut, and none is taken any more."""
+        if self._server is not None:
+            for listener in self._server.servers:
+                listener.close()
+        await super().stop()
 
     def _plan(self, given: dict) -> tuple[list[int], str]:
         ids = given["input_ids"]
@@ -77,6 +97,7 @@ class PolicyEngine(FakeEngine):
             self.puzzled.append(str(error))
             raise
         (self._marks / mark).touch()
+        self.hold_after = self._held_after(mark)
         tokens = [*self._encode(text), self.codec.turn_end]
         assert tokens[: len(done)] == done, "the call went on with other tokens than were sampled"
         return tokens[len(done) :], "stop"

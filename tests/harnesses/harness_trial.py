@@ -42,16 +42,24 @@ class Trial:
         puzzles = [line for engine in self.engines for line in engine.puzzled]
         assert not puzzles, "\n".join(puzzles)
         assert code == 0, f"exit code {code}\n{self.process.told()}"
-        assert FINAL in self._harness.final(self.process.output), self.process.told()
+        assert FINAL in self._harness.final(self.process.output, self.folder), self.process.told()
         with RunLogIndex(self.record) as runs:
             assert list(runs.ids) == [EXECUTION]
             found = inspect(runs.load(EXECUTION))
         return Result(found, self._script, self._stage, self.engines)
 
-    def hold(self, tokens: int) -> None:
-        """Every engine stops each request after so many tokens, and reports itself as news."""
+    def hold(self, tokens: int, marks: set[str] | None = None) -> None:
+        """Engines stop requests, or the first one for each of the marks, after so many tokens, and are news then."""
         for engine in self.engines:
-            engine.hold(tokens, self.process.news)
+            engine.hold(tokens, self.process.news, marks)
+
+    def kill(self, engine: PolicyEngine) -> None:
+        """End an engine with every connection cut. It holds nothing any more, also when it is revived."""
+        self._stage.do(engine.stop())
+        self._stage.do(engine.release())
+
+    def revive(self, engine: PolicyEngine) -> None:
+        self._stage.do(engine.start())
 
     def move_all(self, source: PolicyEngine) -> None:
         """Reroute everything from one of two engines to the other."""
@@ -85,6 +93,8 @@ class Result:
         """{mark: mark of the call that it extends, None where a conversation begins}."""
         self.roles = {names[leaf]: decision.role for leaf, decision in found.roles.items()}
         """{mark of a leaf: role}."""
+        self.dead = {names[leaf] for leaf in found.dead}
+        """Marks of attempts that were given up."""
         self.ends = {names[node.id]: node.call.finish for node in found.tree.nodes}
 
     def sound(self) -> None:

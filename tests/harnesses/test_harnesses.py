@@ -4,9 +4,13 @@ import harness_scenarios
 from harness_all import each_harness, need
 from harness_scenarios import chains, roles
 from harness_trial import Trial
+from proxy_stage import wait_until
 
 HELD_TOKENS = 15
-"""Shorter than any answer of the scripts."""
+"""Shorter than any answer of the scripts; longer than the thinking of `errands`."""
+
+LOST_S = 6.0
+"""Longest time of a call where engines are lost for good."""
 
 
 @each_harness
@@ -33,3 +37,41 @@ def test_a_reroute_in_the_middle_of_every_answer(harness, harness_stage, tmp_pat
     for mark, call in result.calls.items():
         assert {version for version, _, _ in call.versions} == {1, 2}, mark
     assert trial.proxy.admin("GET", "status")["reroutes"] >= len(result.calls)
+
+
+@each_harness
+def test_compaction(harness, harness_stage, tmp_path):
+    need(harness, "compaction")
+    script = harness_scenarios.compaction(harness)
+    result = Trial(harness_stage, harness, script, tmp_path, **harness.compaction).run()
+    result.sound()
+    assert result.tree == chains(script) | harness.compacted
+    assert result.roles == {"main.3": "main", "summary": "main-summary", "main.5": "main"}
+
+
+@each_harness
+def test_engines_die_in_the_middle_of_an_answer(harness, harness_stage, tmp_path):
+    need(harness)
+    script = harness_scenarios.errands(harness)
+    trial = Trial(harness_stage, harness, script, tmp_path, engines=2, call_deadline_s=LOST_S)
+    trial.hold(HELD_TOKENS, {"main.1", "main.2"})
+    lost = []
+
+    def lose(engine) -> None:
+        """The first answer goes on at the other engine. The second finds none: the harness has to ask again."""
+        trial.kill(engine)
+        lost.append(engine)
+        if len(lost) == 2:
+            wait_until(lambda: len(trial.proxy.calls()) == 2)
+            trial.revive(engine)
+
+    result = trial.run(lose)
+    result.sound()
+    assert result.tree == chains(script) | {"main.2'": "main.1", "main.3": "main.2'"}
+    assert result.roles == roles(script) | {"main.2": "main"}
+    assert {mark for mark, end in result.ends.items() if end != "stop"} == {"main.2"}
+    assert result.dead == (set() if harness.reminds else {"main.2"})
+    assert [end for _, _, end in result.calls["main.1"].versions] == [
+        HELD_TOKENS,
+        len(result.calls["main.1"].output_ids),
+    ]
