@@ -1,6 +1,7 @@
 """A small tokenizer directory like those of Qwen models, made on the spot."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -74,10 +75,15 @@ _CORPUS = [
 
 
 def build_tokenizer(
-    directory: Path, template: str | None = QWEN3_TEMPLATE, context_length: int = 4096
+    directory: Path,
+    template: str | None = QWEN3_TEMPLATE,
+    context_length: int = 4096,
+    control: Sequence[str] = (),
 ) -> Path:
-    """Write tokenizer.json, tokenizer_config.json and config.json; returns the directory."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Write tokenizer.json, tokenizer_config.json and config.json; returns the directory.
+
+    `control`: further control tokens.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -90,10 +96,18 @@ def build_tokenizer(
     tokenizer.train_from_iterator(_CORPUS, trainer)
     plain = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
-    tokenizer.save(str(directory / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in control])
     config = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    if "<s>" in control:
+        config["bos_token"] = "<s>"
     if template is not None:
         config["chat_template"] = template
+    return write_directory(directory, tokenizer, config, context_length)
+
+
+def write_directory(directory: Path, tokenizer: Tokenizer, config: dict, context_length: int = 4096) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     (directory / "config.json").write_text(json.dumps({"max_position_embeddings": context_length}))
     return directory

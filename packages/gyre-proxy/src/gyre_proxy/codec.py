@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from gyre_proxy.answers import closing_of, notices_of, reasoning_of, tools_of
 from gyre_proxy.conversation import Message, ToolCall, texts
-from gyre_proxy.errors import ContextOverflow, TokenizerError
+from gyre_proxy.errors import BadRequest, ContextOverflow, TokenizerError
 from gyre_proxy.parsers import TOOL_PARSERS, AnswerFormat, Types, tool_types
 from gyre_proxy.proof import Proof, prove
 from gyre_proxy.template import ChatTemplate
@@ -27,7 +27,6 @@ from gyre_proxy.tokenizer_files import read_directory
 
 _TAG = re.compile(r"<\S*[|｜_]\S*>|</?think>|\[/?[A-Z_]+\]")
 _BRACKETED = re.compile(r"[<\[].*[>\]]")
-_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _TAG_ROLES = frozenset(("system", "user", "tool"))
 
 _OPENING_TOKENS = 16
@@ -71,7 +70,10 @@ class Codec:
         self._open_ids = _open_ids(self._tokenizer)
         self._variants: OrderedDict[bytes, Codec] = OrderedDict()
         self._parser, self._files_stop_ids = tool_parser, files.stop_ids
-        self._adopt(ChatTemplate(files.template, {**files.specials, **(template_arguments or {})}))
+        try:
+            self._adopt(ChatTemplate(files.template, {**files.specials, **(template_arguments or {})}))
+        except BadRequest as error:
+            raise TokenizerError(f"{directory}: {error}; not even one user message can be rendered") from error
         if not self.stop_ids:
             raise TokenizerError(f"{directory}: no end-of-turn token; set eos_token in tokenizer_config.json")
 
@@ -337,4 +339,5 @@ def _lead(tokenizer: Tokenizer) -> str | None:
 
 def _open_ids(tokenizer: Tokenizer) -> frozenset[int]:
     """Ids of single bytes of a vocabulary that falls back to them: a run of them is text only as a whole."""
-    return frozenset(i for token, i in tokenizer.get_vocab().items() if _BYTE.fullmatch(token))
+    ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    return frozenset(i for i in ids if i is not None)
