@@ -47,18 +47,34 @@ class LiveText:
     """Turns growing ids into pieces that are safe to show."""
 
     def __init__(
-        self, codec: Codec, prompt: Sequence[int], with_tools: bool, stops: Sequence[str] = ()
+        self, codec: Codec, prompt: Prompt, with_tools: bool, stops: Sequence[str] = (), begun: int = 0
     ) -> None:
+        """`begun`: characters of the answer's text that the client wrote itself; they are not shown again."""
         self._watch = StopWatch(codec, stops) if stops else None
         self._text = self._watch or Detokenizer(codec)
-        self._segmenter = Segmenter(codec.answers_after(prompt), with_tools)
+        self._segmenter = Segmenter(codec.answers_after(prompt.question), with_tools)
+        self._begun = begun
         self._seen = 0
+        if prompt.started:
+            self._shown(codec.text(prompt.opening))
 
     def feed(self, ids: Sequence[int]) -> list[tuple[str, str]]:
         """Pieces that ids beyond those of the last feed make safe; `ids` is the whole output so far."""
         text = self._text.feed(ids[self._seen :])
         self._seen = len(ids)
-        return self._segmenter.feed(text) if text else []
+        return self._shown(text) if text else []
+
+    def _shown(self, text: str) -> list[tuple[str, str]]:
+        pieces = self._segmenter.feed(text)
+        if not self._begun:
+            return pieces
+        out = []
+        for kind, piece in pieces:
+            known = min(self._begun, len(piece)) if kind == "text" else 0
+            self._begun -= known
+            if piece[known:]:
+                out.append((kind, piece[known:]))
+        return out
 
     @property
     def end(self) -> int | None:
@@ -75,6 +91,8 @@ class Flight:
     request: Request
     protocol: str
     """Name of the client's dialect."""
+    codec: Codec
+    """With the template arguments of the request."""
     match: Match
     hints: dict
     prompt: Prompt
@@ -156,7 +174,7 @@ class Flight:
 
     def complete(self, answer: Answer) -> None:
         """The call is durable: let out what was held back."""
-        for kind, whole in (("reasoning", answer.reasoning), ("text", answer.text)):
+        for kind, whole in (("reasoning", answer.reasoning), ("text", answer.text[answer.begun :])):
             shown = sum(len(text) for piece_kind, text in self.pieces if piece_kind == kind)
             if len(whole) > shown:
                 self.pieces.append((kind, whole[shown:]))

@@ -90,6 +90,7 @@ class Gateway:
         self._background: set[asyncio.Task] = set()
         self._stopping = False
         self._encoding = asyncio.Semaphore(ENCODERS)
+        self._variants = asyncio.Lock()
 
     @property
     def under_way(self) -> int:
@@ -142,8 +143,9 @@ class Gateway:
 
     async def count_tokens(self, execution: str, request: Request) -> int:
         """Prompt tokens the request would have. Raises ExecutionClosed, ContextOverflow for a text not worth counting."""
+        codec = await self._codec(request)
         session = self.executions.use(execution, time.time())
-        return len(await self._prompt(session.match(request.conversation), request))
+        return len(await self._prompt(session.match(request.conversation), request, codec))
 
     async def open_flight(
         self, execution: str, request: Request, hints: dict, protocol: str, id_prefix: str
@@ -154,13 +156,14 @@ class Gateway:
         Busy when too much is under way.
         """
         begun = time.time()
+        codec = await self._codec(request)
         session = self._session(execution)
         match = session.match(request.conversation)
         who = (session.execution, *sorted(hints.items()))
-        key = (who, match.digest, request.max_tokens, request.stop)
+        key = (who, match.digest, _asked(request))
         flight = self._flights.get(key)
         if flight is None:
-            prompt = await self._prompt(match, request)
+            prompt = await self._prompt(match, request, codec)
             session = self._session(execution)  # while a long prompt was encoded anything may have happened
             flight = self._flights.get(key)
         if flight is not None:
@@ -168,7 +171,9 @@ class Gateway:
             return flight
         if len(self._running) >= self.settings.max_calls:
             raise Busy(f"{self.settings.max_calls} calls are under way (--max-calls); try again")
-        flight = self._flights[key] = self._new_flight(session, request, hints, protocol, match, prompt)
+        flight = self._flights[key] = self._new_flight(
+            session, request, hints, protocol, codec, match, prompt
+        )
         self.metrics.contexts.labels(session.attachment(match, flight.prompt.parent)).inc()
         self.metrics.spent("prepare", flight.started - begun)
         self._running.add(flight)
@@ -196,19 +201,29 @@ class Gateway:
             raise Busy(f"{most} executions are open (--max-executions); close some through the admin API")
 
     def _new_flight(
-        self, session: Session, request: Request, hints: dict, protocol: str, match: Match, prompt: Prompt
+        self,
+        session: Session,
+        request: Request,
+        hints: dict,
+        protocol: str,
+        codec: Codec,
+        match: Match,
+        prompt: Prompt,
     ) -> Flight:
         room = self.context_length - len(prompt)
         if room < 1:
             raise ContextOverflow(len(prompt), self.context_length - 1)
         limit = min(room, request.max_tokens or self.settings.max_new_tokens or room)
         sampling = {**self.settings.sampling(), "max_new_tokens": limit}
+        if request.schema is not None:
+            sampling["json_schema"] = orjson.dumps(request.schema).decode()
         deadline = time.time() + self.settings.call_deadline_s
         return Flight(
             id=secrets.token_hex(8),
             session=session,
             request=request,
             protocol=protocol,
+            codec=codec,
             match=match,
             hints=hints,
             prompt=prompt,
@@ -216,20 +231,39 @@ class Gateway:
             sampling=sampling,
             deadline=min(deadline, session.deadline or deadline),
             attempt_of=session.failed_attempt(match.digest),
-            live=LiveText(self.codec, prompt.new, bool(request.conversation.tools), request.stop)
+            live=LiveText(
+                codec, prompt, bool(request.conversation.offered), request.stop, len(request.started)
+            )
             if request.stream or request.stop
             else None,
         )
 
-    async def _prompt(self, match: Match, request: Request) -> Prompt:
+    async def _codec(self, request: Request) -> Codec:
+        """The codec with the request's own template arguments, whose proof takes a while when they are new."""
+        arguments = request.conversation.template_arguments
+        if not arguments:
+            return self.codec
+        async with self._variants:
+            return await asyncio.to_thread(self.codec.for_arguments, arguments)
+
+    async def _prompt(self, match: Match, request: Request, codec: Codec) -> Prompt:
+        """Tokens of the request and of how its answer must begin."""
+        prompt = await self._question(match, request, codec)
+        for text, written_here in _openings(request, codec):
+            ids = codec.encode_started(text, prompt.new.tolist(), written_here)
+            new = np.concatenate((prompt.new, np.asarray(ids, np.int32)))
+            prompt = Prompt(prompt.parent, new, prompt.started + len(ids))
+        return prompt
+
+    async def _question(self, match: Match, request: Request, codec: Codec) -> Prompt:
         """Tokens of the request; those of a recorded path are reused as they are."""
         node, limit = match.node, self.context_length - 1
         messages = match.messages[match.known :]
-        if node is not None and self.codec.extends(messages):
-            encode = partial(self.codec.encode_suffix, messages, int(node.ids[-1]), node.length, limit)
+        if node is not None and codec.extends(messages):
+            encode = partial(codec.encode_suffix, messages, int(node.ids[-1]), node.length, limit)
             return Prompt(node, await self._encoded(encode, texts(messages)))
         messages, tools = match.messages, request.conversation.tools
-        encode = partial(self.codec.encode_prompt, messages, tools, limit)
+        encode = partial(codec.encode_prompt, messages, tools, limit)
         whole = await self._encoded(encode, texts(messages, tools))
         if node is not None and np.array_equal(node.path_tokens(), whole[: node.length]):
             return Prompt(node, whole[node.length :])
@@ -256,7 +290,7 @@ class Gateway:
         finally:
             self._release(flight)
         try:
-            answer = call_answer(flight, self.codec, id_prefix)
+            answer = call_answer(flight, id_prefix)
             await self._record(flight, answer, id_prefix, failed=failure is not None)
         except RecordingFailed as error:
             failure = error
@@ -375,7 +409,7 @@ class Gateway:
             "sampling_params": {
                 **flight.sampling,
                 "max_new_tokens": flight.limit - len(flight.ids),
-                "stop_token_ids": self.codec.stop_ids,
+                "stop_token_ids": flight.codec.stop_ids,
                 "skip_special_tokens": False,
             },
             "return_logprob": True,
@@ -390,7 +424,7 @@ class Gateway:
         """After a leg that was cut: is there anything left to sample?"""
         if flight.finish is not None:
             return
-        if flight.ids and flight.ids[-1] in self.codec.stop_ids:
+        if flight.ids and flight.ids[-1] in flight.codec.stop_ids:
             flight.finish = "stop"
         elif len(flight.ids) >= flight.limit:
             flight.finish = "length"
@@ -534,6 +568,27 @@ class _Stopped(Exception):
 
 class _Cancelled(Exception):
     """The call was cancelled; `flight.cancelled` says why."""
+
+
+def _asked(request: Request) -> tuple:
+    """What a retry has in common with the call that it repeats, beside the conversation."""
+    schema = None if request.schema is None else orjson.dumps(request.schema, option=orjson.OPT_SORT_KEYS)
+    return request.max_tokens, request.stop, request.started, request.forced, schema
+
+
+def _openings(request: Request, codec: Codec) -> list[tuple[str, bool]]:
+    """(text, whether the proxy wrote it) of what an answer must begin with. Raises BadRequest."""
+    out = [(request.started, False)] if request.started else []
+    if request.forced is not None:
+        tools = codec.answers.tools
+        if tools is None:
+            raise BadRequest(
+                "field 'tool_choice' cannot force a call: this model's calls cannot be read", "tool_choice"
+            )
+        out.append((tools.started(request.forced), True))
+    if request.schema is not None and not out:
+        out.append(("", True))  # thinking that the prompt opened is no JSON: close it
+    return out
 
 
 def _ids(flight: Flight) -> dict[str, str]:

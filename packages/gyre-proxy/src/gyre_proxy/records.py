@@ -13,15 +13,16 @@ from gyre_trajtree.arrays import LOGPROB_ROUNDING
 from gyre_proxy import parsers
 from gyre_proxy.codec import Codec
 from gyre_proxy.conversation import Answer, Message, ToolCall
+from gyre_proxy.errors import BadRequest
 from gyre_proxy.evidence import evidence
 from gyre_proxy.flights import Flight
-from gyre_proxy.sessions import Node, Session, ids_json
+from gyre_proxy.sessions import Node, Prompt, Session, ids_json
 from gyre_proxy.stopping import cut
 
 
 def said(
     ids: Sequence[int],
-    prompt: Sequence[int],
+    prompt: Prompt,
     codec: Codec,
     types: parsers.Types | None,
     stop: Sequence[str] = (),
@@ -31,7 +32,9 @@ def said(
     `types`: parameter types of the tools on offer, None without tools.
     """
     text, stop_string = cut(codec.decode(ids), stop)
-    return parsers.parse(text, codec.answers_after(prompt), types), stop_string
+    if prompt.started:
+        text = codec.text(prompt.opening) + text
+    return parsers.parse(text, codec.answers_after(prompt.question), types), stop_string
 
 
 def tool_calls(parsed: parsers.Parsed, call_id: str, id_prefix: str) -> tuple[ToolCall, ...]:
@@ -42,10 +45,11 @@ def tool_calls(parsed: parsers.Parsed, call_id: str, id_prefix: str) -> tuple[To
     )
 
 
-def call_answer(flight: Flight, codec: Codec, id_prefix: str) -> Answer:
+def call_answer(flight: Flight, id_prefix: str) -> Answer:
     """What the sampled ids say; tool calls get ids that begin with `id_prefix`."""
-    types = codec.types_of(flight.request.conversation.tools)
-    parsed, stop_string = said(flight.ids, flight.prompt.new, codec, types, flight.request.stop)
+    request, prompt = flight.request, flight.prompt
+    types = flight.codec.types_of(request.conversation.offered)
+    parsed, stop_string = said(flight.ids, prompt, flight.codec, types, request.stop)
     calls = tool_calls(parsed, flight.id, id_prefix)
     finish = "length" if flight.finish == "length" else "tool_calls" if calls else "stop"
     return Answer(
@@ -55,9 +59,11 @@ def call_answer(flight: Flight, codec: Codec, id_prefix: str) -> Answer:
         reasoning=parsed.reasoning,
         tool_calls=calls,
         finish=finish,
-        prompt_tokens=len(flight.prompt),
+        prompt_tokens=len(prompt),
         completion_tokens=len(flight.ids),
         stop_string=stop_string,
+        reused_tokens=prompt.parent.length if prompt.parent else 0,
+        begun=len(request.started) if parsed.text.startswith(request.started) else 0,
     )
 
 
@@ -78,16 +84,20 @@ def call_record(flight: Flight, answer: Answer, end: float, id_prefix: str) -> C
     if request.asked:
         sampling["asked"] = dict(request.asked)
     extra: dict = {"context": context.hex(), "tool_ids": id_prefix}
-    types = _called_types(request.conversation.tools, answer.tool_calls)
-    if types:
-        extra["tool_types"] = types
+    conversation = request.conversation
+    if conversation.offered:
+        extra["tool_types"] = _called_types(conversation.offered, answer.tool_calls)
+    if conversation.template_arguments:
+        extra["template_arguments"] = dict(conversation.template_arguments)
+    if prompt.started:
+        extra["started"] = prompt.started
     return Call(
         id=flight.id,
         execution=flight.session.execution,
         parent=parent,
         input_ids=prompt.new,
         output_ids=flight.ids,
-        logprobs=_recordable(flight.logprobs),
+        logprobs=_recordable(flight.logprobs, constrained="json_schema" in sampling),
         versions=[list(span) for span in flight.spans],
         sampling=sampling,
         finish=flight.finish,
@@ -118,8 +128,13 @@ def _recorded_types(value: object) -> parsers.Types:
     }
 
 
-def _recordable(logprobs: Sequence[float | None]) -> np.ndarray:
-    """float32 [m]: log-probs in nats; NaN, which keeps a token from training, for what no log-prob can be."""
+def _recordable(logprobs: Sequence[float | None], constrained: bool) -> np.ndarray:
+    """float32 [m]: log-probs in nats; NaN, which keeps a token from training, for what no log-prob can be.
+
+    Neither can that of a token to which a schema left no choice: it is not the model's.
+    """
+    if constrained:
+        return np.full(len(logprobs), np.nan, np.float32)
     values = np.array([np.nan if value is None else value for value in logprobs], np.float32)
     values[~np.isfinite(values) | (values > LOGPROB_ROUNDING)] = np.nan
     return values
@@ -164,12 +179,14 @@ def restored(recorded: RecordedExecution, codec: Codec) -> Session:
         context, prompt = _digest(call.extra.get("context")), _digest(call.digest)
         prefix, stop = call.extra.get("tool_ids"), call.sampling.get("stop", [])
         texts = isinstance(stop, list) and all(isinstance(text, str) for text in stop)
-        if not (context and prompt and isinstance(prefix, str) and texts):
+        spoken = _recorded_codec(codec, call.extra.get("template_arguments"))
+        if not (context and prompt and isinstance(prefix, str) and texts and spoken):
             session.calls += 1
             continue
         ids = call.output_ids.tolist()
-        types = _recorded_types(call.extra.get("tool_types")) if call.evidence.get("tools") else None
-        parsed, _ = said(ids, call.input_ids, codec, types, stop)
+        asked = Prompt(None, call.input_ids, _recorded_started(call))
+        types = _recorded_types(call.extra["tool_types"]) if "tool_types" in call.extra else None
+        parsed, _ = said(ids, asked, spoken, types, stop)
         calls = tool_calls(parsed, call.id, prefix)
         node = None
         if ids and (call.parent is None or call.parent in nodes):
@@ -178,6 +195,21 @@ def restored(recorded: RecordedExecution, codec: Codec) -> Session:
         failed = call.finish in ("abort", "error")
         session.remember(call.id, prompt, context, node, calls, failed)
     return session
+
+
+def _recorded_codec(codec: Codec, arguments: object) -> Codec | None:
+    """The codec with recorded template arguments; None when they can be none."""
+    if arguments is None:
+        return codec
+    try:
+        return codec.for_arguments(arguments) if isinstance(arguments, dict) else None
+    except BadRequest:
+        return None
+
+
+def _recorded_started(call: Call) -> int:
+    started = call.extra.get("started", 0)
+    return started if type(started) is int and 0 <= started <= len(call.input_ids) else 0
 
 
 def _digest(value: object) -> bytes | None:

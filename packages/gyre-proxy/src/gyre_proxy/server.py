@@ -131,7 +131,9 @@ class Application:
     async def _stream(
         self, flight: Flight, request: Request, dialect: ModuleType, gone: asyncio.Future, send: Send
     ) -> None:
-        writer = dialect.Stream(request, flight.id, int(flight.started), len(flight.prompt))
+        parent = flight.prompt.parent
+        reused = parent.length if parent else 0
+        writer = dialect.Stream(request, flight.id, int(flight.started), len(flight.prompt), reused)
         begun, sent = False, 0
         while not gone.done():
             out = b"".join(writer.delta(*piece) for piece in flight.pieces[sent:])

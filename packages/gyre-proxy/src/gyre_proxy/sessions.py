@@ -60,6 +60,18 @@ class Prompt:
     parent: Node | None
     new: np.ndarray
     """int32 [n]: tokens after the parent's path; the whole prompt without a parent."""
+    started: int = 0
+    """How many of them, the last ones, are the beginning of the answer (prefill, a forced tool call)."""
+
+    @property
+    def question(self) -> np.ndarray:
+        """int32 [n - started]: the new tokens that the answer, its beginning included, comes after."""
+        return self.new[: len(self.new) - self.started]
+
+    @property
+    def opening(self) -> np.ndarray:
+        """int32 [started]: the beginning of the answer."""
+        return self.new[len(self.new) - self.started :]
 
     def __len__(self) -> int:
         return len(self.new) + (self.parent.length if self.parent else 0)
@@ -89,6 +101,8 @@ class Match:
     """Identity of the whole prompt: equal digests ask the model the same."""
     tools: str | None
     """Digest of the tool list, None when there are no tools."""
+    offer: str
+    """Identity of what the template gets beside messages: tools and arguments."""
     running: "hashlib._Hash"
     """The hash of the prompt, to be continued with the answer."""
     way: "hashlib._Hash"
@@ -99,7 +113,7 @@ class Match:
 class _Walk:
     """How a request that found a node came there, so that the next one need not go the same way again."""
 
-    tools: str | None
+    offer: str
     given: tuple[Message, ...]
     """Its messages up to the node's answer, as they were sent."""
     messages: tuple[Message, ...]
@@ -107,8 +121,8 @@ class _Walk:
     running: "hashlib._Hash"
     """Their hash."""
 
-    def leads(self, tools: str | None, given: tuple[Message, ...]) -> bool:
-        return self.tools == tools and given[: len(self.given)] == self.given
+    def leads(self, offer: str, given: tuple[Message, ...]) -> bool:
+        return self.offer == offer and given[: len(self.given)] == self.given
 
 
 @dataclass(slots=True, eq=False)
@@ -129,25 +143,28 @@ class Session:
     _failed: dict[bytes, str] = field(default_factory=dict)
     _extended: set[str] = field(default_factory=set)
     """Calls that others extend."""
-    _heads: "OrderedDict[tuple[str | None, Message | None], None]" = field(default_factory=OrderedDict)
-    """Tools and system prompts of the last roots, to tell why a new one is none of them."""
+    _heads: "OrderedDict[tuple[str, Message | None], None]" = field(default_factory=OrderedDict)
+    """Offers and system prompts of the last roots, to tell why a new one is none of them."""
     _walks: list[_Walk] = field(default_factory=list)
     """Of the agents that spoke last, the latest first."""
 
     def match(self, conversation: Conversation) -> Match:
         """The deepest recorded node that the conversation extends."""
         tools = tools_digest(conversation.tools) if conversation.tools else None
-        found = self._find(tools, conversation.messages)
+        offer = tools or ""
+        if conversation.template_arguments:
+            offer += orjson.dumps(conversation.template_arguments, option=orjson.OPT_SORT_KEYS).decode()
+        found = self._find(offer, tools, conversation.messages)
         if found.node is not None:
             given = conversation.messages[: found.known]
-            walk = _Walk(tools, given, found.messages[: found.known], found.way)
-            others = [w for w in self._walks if not w.leads(tools, given)]
+            walk = _Walk(offer, given, found.messages[: found.known], found.way)
+            others = [w for w in self._walks if not w.leads(offer, given)]
             self._walks = [walk, *others][:WALKS]
         return found
 
-    def _find(self, tools: str | None, given: tuple[Message, ...]) -> Match:
-        start = _Walk(tools, (), (), hashlib.blake2b((tools or "").encode(), digest_size=16))
-        known_ways = (w for w in self._walks if w.leads(tools, given))
+    def _find(self, offer: str, tools: str | None, given: tuple[Message, ...]) -> Match:
+        start = _Walk(offer, (), (), hashlib.blake2b(_bytes(offer), digest_size=16))
+        known_ways = (w for w in self._walks if w.leads(offer, given))
         walk = max(known_ways, key=lambda w: len(w.given), default=start)
         end, way = len(walk.given), walk.running
         messages = walk.messages + tuple(self._restore(m) for m in given[end:])
@@ -158,16 +175,16 @@ class Session:
             if messages[first].role == "assistant" and (known := self._nodes.get(running.digest())):
                 nodes, end, way = known, last, running.copy()
         if not nodes:
-            return Match(None, messages, 0, running.digest(), tools, running, way)
+            return Match(None, messages, 0, running.digest(), tools, offer, running, way)
         node = _closest(nodes, messages[end - 1])
-        return Match(node, messages, end, running.digest(), tools, running, way)
+        return Match(node, messages, end, running.digest(), tools, offer, running, way)
 
     def attachment(self, match: Match, parent: Node | None) -> str:
         """How a call attaches, in one word for people who wonder about their trees; notes it for the next one.
 
         "extended", or "branched" where the parent was extended before; for a root the reason: "first", other
-        "tools" or another "system" prompt than a context that it otherwise extends, "rendering" where the template
-        rewrote the past, else "history".
+        "tools" (or template arguments) or another "system" prompt than a context that it otherwise extends,
+        "rendering" where the template rewrote the past, else "history".
         """
         if parent is not None:
             seen = parent.id in self._extended
@@ -175,8 +192,8 @@ class Session:
             return "branched" if seen else "extended"
         cause = "rendering" if match.node is not None else self._root_cause(match)
         head = match.messages[0] if match.messages[0].role == "system" else None
-        self._heads[match.tools, head] = None
-        self._heads.move_to_end((match.tools, head))
+        self._heads[match.offer, head] = None
+        self._heads.move_to_end((match.offer, head))
         while len(self._heads) > HEADS:
             self._heads.popitem(last=False)
         return cause
@@ -185,11 +202,11 @@ class Session:
         if not self._nodes:
             return "first"
         given = match.messages
-        for tools, head in reversed(self._heads):
-            if tools != match.tools and self._find(tools, given).node is not None:
+        for offer, head in reversed(self._heads):
+            if offer != match.offer and self._find(offer, None, given).node is not None:
                 return "tools"
             headed = given[0].role == "system" and head not in (None, given[0])
-            if headed and self._find(match.tools, (head, *given[1:])).node is not None:
+            if headed and self._find(match.offer, None, (head, *given[1:])).node is not None:
                 return "system"
         return "history"
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import orjson
+
 from gyre_proxy.nesting import too_deep
 from gyre_proxy.tool_types import Types, typed
 
@@ -71,7 +73,8 @@ def call(name: object, arguments: object) -> Call | None:
         return None
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        (name + text).encode()
+        name.encode()
+        orjson.loads(text)  # to many readers a number of 400 digits is none
     except (ValueError, TypeError, RecursionError):
         return None
     return name, text

@@ -41,8 +41,8 @@ def answer(request: Request, done: Answer) -> dict:
     content: list[dict] = []
     if done.reasoning:
         content.append({"type": "thinking", "thinking": done.reasoning, "signature": done.id})
-    if done.text:
-        content.append({"type": "text", "text": done.text})
+    if text := done.text[done.begun :]:
+        content.append({"type": "text", "text": text})
     for call in done.tool_calls:
         content.append(
             {"type": "tool_use", "id": call.id, "name": call.name, "input": orjson.Fragment(call.arguments)}
