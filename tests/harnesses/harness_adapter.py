@@ -40,8 +40,9 @@ class Harness(abc.ABC):
     origins: Mapping[str, str] = MappingProxyType({})
     """Actor -> mark of the call that its conversation branches off, for those that do not begin anew."""
     compaction: Mapping[str, int] = MappingProxyType({})
-    """What makes it compact after the third answer of `compaction`'s script: the "window" that it is told, or the
-    "context_length" at which the proxy refuses a prompt, in tokens."""
+    """What makes it compact after the third answer of `compaction`'s script: the "window" that it is told, in tokens."""
+    compacts_between_prompts: bool = False
+    """Whether it compacts only when it has answered a prompt, and not while it works."""
     compacted: Mapping[str, str | None] = MappingProxyType({})
     """Mark -> mark of the call that it extends then, for the request for a summary and for what comes after it."""
     reminds: bool = False
@@ -56,8 +57,11 @@ class Harness(abc.ABC):
         return home(self.name)
 
     @abc.abstractmethod
-    def launch(self, folder: Path, prompt: str, access: Access) -> Launch:
-        """Write configuration under `folder`/home; the command to run one prompt to its end."""
+    def launch(self, folder: Path, prompts: Sequence[str], access: Access) -> Launch:
+        """Write configuration under `folder`/home; the command to run a prompt to its end.
+
+        More than one, to be run one after another, only for harnesses that compact between prompts.
+        """
 
     @abc.abstractmethod
     def shell(self, command: str) -> Use:

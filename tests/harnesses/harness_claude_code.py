@@ -20,9 +20,9 @@ class ClaudeCode(Harness):
     reminds = True
     summary_request = r"CRITICAL: Respond with TEXT ONLY"
 
-    def launch(self, folder: Path, prompt: str, access: Access) -> Launch:
+    def launch(self, folder: Path, prompts: Sequence[str], access: Access) -> Launch:
         binary = self.installed / "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
-        argv = [str(binary), "-p", prompt, "--dangerously-skip-permissions"]
+        argv = [str(binary), "-p", prompts[0], "--dangerously-skip-permissions"]
         argv += ["--output-format", "stream-json", "--verbose"]
         environment = {
             "ANTHROPIC_BASE_URL": access.base_url,

@@ -32,13 +32,13 @@ class Codex(Harness):
     compacted = MappingProxyType({"summary": None, "main.4": None})
     summary_request = r"CONTEXT CHECKPOINT COMPACTION"
 
-    def launch(self, folder: Path, prompt: str, access: Access) -> Launch:
+    def launch(self, folder: Path, prompts: Sequence[str], access: Access) -> Launch:
         home = folder / "home/.codex"
         home.mkdir(parents=True)
         (home / "config.toml").write_text(_CONFIG.format(window=access.window, base_url=access.base_url))
         binary = next(self.installed.glob("node_modules/@openai/codex-linux-x64/vendor/*/bin/codex"))
         argv = [str(binary), "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-        return Launch([*argv, "--json", prompt], {"CODEX_HOME": str(home), "GYRE_KEY": access.key})
+        return Launch([*argv, "--json", prompts[0]], {"CODEX_HOME": str(home), "GYRE_KEY": access.key})
 
     def shell(self, command: str) -> Use:
         return Use("exec_command", {"yield_time_ms": 30000, "cmd": command})

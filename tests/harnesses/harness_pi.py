@@ -1,6 +1,7 @@
 """Owns how pi is driven: Chat Completions, tools one after another, images in a user message after the tool's result."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -11,11 +12,12 @@ from harness_policy import Use
 class Pi(Harness):
     name = "pi"
     abilities = frozenset(("compaction",))
-    compaction = MappingProxyType({"window": 30_000, "context_length": 30_000})
+    compaction = MappingProxyType({"window": 26_000})
+    compacts_between_prompts = True
     compacted = MappingProxyType({"summary": None, "main.4": None})
     summary_request = r"^<conversation>"
 
-    def launch(self, folder: Path, prompt: str, access: Access) -> Launch:
+    def launch(self, folder: Path, prompts: Sequence[str], access: Access) -> Launch:
         home = folder / "home/.pi/agent"
         home.mkdir(parents=True)
         model = {
@@ -44,7 +46,7 @@ class Pi(Harness):
             "gyre",
             "--model",
             "scripted",
-            prompt,
+            *prompts,
         ]
         environment = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1"}
         return Launch(argv, {**environment, "PI_CODING_AGENT_DIR": str(home)})
@@ -56,12 +58,8 @@ class Pi(Harness):
         return Use("read", {"path": path})
 
     def final(self, output: str, folder: Path) -> str:
-        lines = list(json_lines(output))
-        ends = [line for line in lines if line.get("type") == "agent_end"]
+        ends = [line for line in json_lines(output) if line.get("type") == "agent_end"]
         assert ends, "no agent_end line"
         last = ends[-1]["messages"][-1]
-        if lines[-1].get("type") == "compaction_start":  # it prints nothing of what it does after that
-            (session,) = (folder / "home/.pi/agent/sessions").rglob("*.jsonl")
-            last = [line["message"] for line in json_lines(session.read_text()) if "message" in line][-1]
         assert last["role"] == "assistant" and last["stopReason"] == "stop", json.dumps(last)[:500]
         return "".join(part["text"] for part in last["content"] if part["type"] == "text")

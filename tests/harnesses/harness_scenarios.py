@@ -45,9 +45,12 @@ def work(harness: Harness) -> Script:
 
 
 def compaction(harness: Harness) -> Script:
-    """A conversation that grows past the harness's window while its fourth prompt is made."""
-    main = [Step(f"Part {i}.", [harness.shell("seq 1 3000")], "More.") for i in range(1, 5)]
-    return _script(harness, {"main": [*main, Step(f"All is done. {FINAL}")]})
+    """A conversation that grows past the harness's window by its third answer."""
+    main = [Step(f"Part {i}.", [harness.shell("seq 1 3000")], "More.") for i in range(1, 4)]
+    if harness.compacts_between_prompts:
+        main[2] = Step("Part 3. That was the first prompt.")
+    main += [Step("Part 4.", [harness.shell("echo 4")], "Less."), Step(f"All is done. {FINAL}")]
+    return _script(harness, {"main": main})
 
 
 def errands(harness: Harness) -> Script:

@@ -25,6 +25,7 @@ class Trial:
         folder: Path,
         engines: int = 1,
         window: int = CONTEXT,
+        prompts: int = 1,
         **settings: object,
     ) -> None:
         self._stage, self._script, self._harness = stage, script, harness
@@ -32,7 +33,7 @@ class Trial:
         self.engines = [stage.policy_engine(script, folder, version) for version in range(1, engines + 1)]
         self.proxy = stage.strict_proxy(self.record, *self.engines, **settings)
         opened = self.proxy.admin("POST", "executions", {"id": EXECUTION})
-        launch = harness.launch(folder, PROMPT, Access(opened["base_url"], opened["key"], window))
+        launch = harness.launch(folder, [PROMPT] * prompts, Access(opened["base_url"], opened["key"], window))
         self.process = HarnessProcess(folder, launch.argv, launch.environment)
 
     def run(self, on_news: Callable[[object], None] | None = None) -> "Result":

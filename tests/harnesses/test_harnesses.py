@@ -43,7 +43,8 @@ def test_a_reroute_in_the_middle_of_every_answer(harness, harness_stage, tmp_pat
 def test_compaction(harness, harness_stage, tmp_path):
     need(harness, "compaction")
     script = harness_scenarios.compaction(harness)
-    result = Trial(harness_stage, harness, script, tmp_path, **harness.compaction).run()
+    prompts = 2 if harness.compacts_between_prompts else 1
+    result = Trial(harness_stage, harness, script, tmp_path, prompts=prompts, **harness.compaction).run()
     result.sound()
     assert result.tree == chains(script) | harness.compacted
     assert result.roles == {"main.3": "main", "summary": "main-summary", "main.5": "main"}
