@@ -128,3 +128,102 @@ def test_models_and_token_counts_are_served_to_the_sdks(scene):
     client.messages.create(model="m", max_tokens=5, messages=messages)
     assert counted == len(engine.requests[0]["input_ids"])
     assert [m.id for m in openai.OpenAI(base_url=f"{proxy.url}/v1", api_key="k").models.list()] == ["gyre"]
+
+
+def test_models_are_listed_and_found_by_both_sdks(scene):
+    proxy, _ = scene(["ok"])
+    first = anthropic.Anthropic(base_url=f"{proxy.url}/x/e", api_key="k")
+    second = openai.OpenAI(base_url=f"{proxy.url}/x/e/v1", api_key="k")
+    for models in (first.models, second.models):
+        (listed,) = models.list()
+        assert listed.id == "gyre" and models.retrieve("some-model").id == "some-model"
+    assert first.models.list().has_more is False
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_overlong_prompt_is_the_error_each_sdk_knows(scene, streaming):
+    proxy, engine = scene(["ok"])
+    first = anthropic.Anthropic(base_url=f"{proxy.url}/x/e", api_key="k", max_retries=0)
+    second = openai.OpenAI(base_url=f"{proxy.url}/x/e/v1", api_key="k", max_retries=0)
+    messages = [{"role": "user", "content": "many words " * 5000}]
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: [0-9]+ tokens > 4095 maximum"):
+        first.messages.create(model="m", max_tokens=5, messages=messages, stream=streaming)
+    with pytest.raises(openai.BadRequestError) as caught:
+        second.chat.completions.create(model="m", messages=messages, stream=streaming)
+    assert caught.value.code == "context_length_exceeded"
+    if streaming:
+        seen = list(second.responses.create(model="m", input=messages, stream=True))
+        assert [event.type for event in seen] == ["response.created", "response.failed"]
+        assert seen[-1].response.error.code == "context_length_exceeded"
+    else:
+        with pytest.raises(openai.BadRequestError) as caught:
+            second.responses.create(model="m", input=messages)
+        assert caught.value.code == "context_length_exceeded"
+    assert engine.requests == []
+
+
+PARALLEL = "\n".join(
+    f'<tool_call>\n{{"name": "shell", "arguments": {{"cmd": "{cmd}"}}}}\n</tool_call>'
+    for cmd in ("ls", "pwd")
+)
+
+
+def test_parallel_calls_an_image_and_an_empty_answer_go_through_every_sdk(scene):
+    """Two calls at once, a picture among the results, an answer without a word: and the path is whole."""
+    proxy, engine = scene([PARALLEL, "", "Done."] * 3)
+    picture = "data:image/png;base64,QUJD"
+    client = anthropic.Anthropic(base_url=f"{proxy.url}/x/a", api_key="k", max_retries=0)
+    tools = [{"name": "shell", "description": "Run it.", "input_schema": PARAMETERS}]
+    messages = [{"role": "user", "content": "look"}]
+
+    def ask():
+        with client.messages.stream(model="m", max_tokens=500, messages=messages, tools=tools) as stream:
+            return stream.get_final_message()
+
+    one = ask()
+    assert [block.input for block in one.content] == [{"cmd": "ls"}, {"cmd": "pwd"}]
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}}
+    results = [
+        {"type": "tool_result", "tool_use_id": block.id, "content": [image]} for block in one.content[::-1]
+    ]
+    messages += [{"role": "assistant", "content": one.content}, {"role": "user", "content": results}]
+    assert ask().content == []
+    messages += [{"role": "assistant", "content": []}, {"role": "user", "content": "and?"}]
+    assert ask().content[0].text == "Done."
+    check_three_turns(proxy, engine)
+
+    client = openai.OpenAI(base_url=f"{proxy.url}/x/b/v1", api_key="k", max_retries=0)
+    function = {"type": "function", "function": {"name": "shell", "parameters": PARAMETERS}}
+    messages = [{"role": "user", "content": "look"}]
+
+    def complete():
+        with client.chat.completions.stream(model="m", messages=messages, tools=[function]) as stream:
+            return stream.get_final_completion().choices[0].message
+
+    two = complete()
+    assert [call.function.arguments for call in two.tool_calls] == ['{"cmd": "ls"}', '{"cmd": "pwd"}']
+    messages.append(two.model_dump(include={"role", "content", "tool_calls"}))
+    part = {"type": "image_url", "image_url": {"url": picture}}
+    messages += [{"role": "tool", "tool_call_id": call.id, "content": [part]} for call in two.tool_calls]
+    assert complete().content == ""
+    messages += [{"role": "assistant", "content": ""}, {"role": "user", "content": "and?"}]
+    assert complete().content == "Done."
+
+    items = [{"role": "user", "content": "look"}]
+    tools = [{"type": "function", "name": "shell", "parameters": PARAMETERS, "strict": False}]
+
+    def respond():
+        with client.responses.stream(model="m", input=items, tools=tools) as stream:
+            return stream.get_final_response()
+
+    three = respond()
+    assert [item.arguments for item in three.output] == ['{"cmd": "ls"}', '{"cmd": "pwd"}']
+    items += [item.model_dump(exclude={"parsed_arguments"}) for item in three.output]
+    seen = [{"type": "input_image", "image_url": picture, "detail": "auto"}]
+    items += [{"type": "function_call_output", "call_id": i.call_id, "output": seen} for i in three.output]
+    empty = respond()
+    assert empty.output == [] and empty.status == "completed"
+    items.append({"role": "user", "content": "and?"})
+    assert respond().output_text == "Done."
+    shown = proxy.calls()[1].evidence
+    assert shown["messages"] == 4
