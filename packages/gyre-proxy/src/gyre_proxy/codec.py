@@ -73,7 +73,9 @@ class Codec:
         try:
             self._adopt(ChatTemplate(files.template, {**files.specials, **(template_arguments or {})}))
         except BadRequest as error:
-            raise TokenizerError(f"{directory}: {error}; not even one user message can be rendered") from error
+            raise TokenizerError(
+                f"{directory}: {error}; not even one user message can be rendered"
+            ) from error
         if not self.stop_ids:
             raise TokenizerError(f"{directory}: no end-of-turn token; set eos_token in tokenizer_config.json")
 
