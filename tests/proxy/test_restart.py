@@ -1,17 +1,19 @@
 """A proxy that starts on a log goes on where the one that wrote it was."""
 
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import httpx
 import pytest
 from gyre_trajtree import Execution, RunLogWriter, Tree, executions, read_run_log
-from proxy_stage import DEADLINE_S, Proxy, wait_until
+from proxy_clients import Talker
+from proxy_lives import Lives
+from proxy_stage import DEADLINE_S, FakeEngine, Proxy, wait_until
 
 USER = {"role": "user", "content": "look around"}
 TOOLS = [
@@ -164,54 +166,141 @@ def test_an_unreadable_line_costs_its_call_only(start, tmp_path):
     assert message["content"] == "Again."
 
 
-class Client:
-    """An agent that talks in one execution until the proxy dies, and goes on with the next one."""
+class Sayer(FakeEngine):
+    """Says something that depends on the prompt, of 1 to 17 tokens and more."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.messages, self.answered = name, [USER], []
+    def _plan(self, given):
+        return self.said(given["input_ids"]), "stop"
 
-    def talk(self, url: str, turns: int | None = None) -> None:
-        path = f"{url}/x/{self.name}/v1/chat/completions"
-        while turns is None or turns > 0:
-            try:
-                answer = httpx.post(path, json=body(*self.messages), timeout=DEADLINE_S)
-                message = said(answer)
-            except httpx.TransportError:
-                assert turns is None
-                return
-            self.answered.append(answer.json()["id"].removeprefix("chatcmpl-"))
-            self.messages += [message, {"role": "user", "content": f"turn {len(self.answered)}"}]
-            turns = None if turns is None else turns - 1
+    def said(self, prompt: list[int]) -> list[int]:
+        text = "The lazy dog jumps. " * (1 + sum(prompt) % 4) + str(sum(prompt))
+        return [*self.codec._tokenizer.encode(text, add_special_tokens=False).ids, self.codec.turn_end]
 
 
-def test_kill_9_under_load_loses_no_answered_call(stage, codec, tokenizer_dir, tmp_path):
-    """Killed at eight moments that chance decides; sessions go on where they were, on the recorded tokens."""
-    engine = stage.engine(codec, ["Hello."])
-    record = tmp_path / "run.jsonl"
-    command = [sys.executable, "-m", "gyre_proxy", "--exit-with-parent", "--engine", engine.url]
-    command += ["--tokenizer", tokenizer_dir, "--record", record]
-    clients, chance = [Client(f"e{i}") for i in range(4)], random.Random(0)
-    for kills_left in range(8, -1, -1):
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
-        with ThreadPoolExecutor(len(clients)) as pool:
-            try:
-                url = json.loads(process.stdout.readline())["url"]
-                talks = [pool.submit(c.talk, url, None if kills_left else 1) for c in clients]
-                if kills_left:
-                    wanted = sum(len(c.answered) for c in clients) + chance.randint(1, 12)
-                    wait_until(lambda wanted=wanted: sum(len(c.answered) for c in clients) >= wanted)
+class Fate:
+    """One log, four agents, and a proxy that is killed at moments that chance decides."""
+
+    def __init__(self, seed: int, settings: dict) -> None:
+        self.chance, self.settings, self.record = random.Random(seed), settings, settings["record"]
+        self.talkers = [
+            Talker(f"f{seed}-{kind}-{stream}", kind, stream)
+            for kind, stream in (("chat", False), ("chat", True), ("messages", True), ("responses", True))
+        ]
+        self.lines = b""
+        """Whole lines of the log at the last death."""
+        self.lives = Lives()
+
+    def run(self, kills: int) -> None:
+        try:
+            for _ in range(kills):
+                self.live()
+            self.live(turns=1)
+        finally:
+            self.lives.close()
+            for talker in self.talkers:
+                talker.client.close()
+
+    def live(self, turns: int | None = None) -> None:
+        """One life; with `turns` it ends after that many of each agent."""
+        moments = (self.starting, self.some_time, self.an_answer, self.a_line, self.a_stream)
+        moment = self.chance.choice(moments) if turns is None else None
+        self.lives.begin(**self.settings)
+        if moment == self.starting:
+            self.starting()
+            self.lives.kill()
+        else:
+            url = self.lives.ready()
+            kept = self.record.read_bytes()
+            assert kept.startswith(self.lines) and kept.endswith(b"\n"), "a start tore the log"
+            with ThreadPoolExecutor(len(self.talkers)) as pool:
+                try:
+                    talks = [pool.submit(talker.talk, url, turns) for talker in self.talkers]
+                    if moment is None:
+                        wait(talks, DEADLINE_S)
+                    else:
+                        moment()
+                finally:
+                    self.lives.kill()
                 for talk in talks:
-                    if not kills_left:
-                        talk.result(DEADLINE_S)
-            finally:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate(timeout=DEADLINE_S)
-            for talk in talks:
-                talk.result(DEADLINE_S)
-    recorded = executions(read_run_log(record))
-    for client in clients:
-        tree = Tree.from_calls(recorded[client.name].calls)
-        path = [node.id for node in tree.path(tree[client.answered[-1]])]
-        assert path == client.answered
+                    talk.result(DEADLINE_S)
+        if self.record.exists():
+            content = self.record.read_bytes()
+            self.lines = content[: content.rfind(b"\n") + 1]
+
+    def starting(self) -> None:
+        """Somewhere between the fork and the ready line, or a little later."""
+        threading.Event().wait(self.chance.uniform(0, 0.1))
+
+    def some_time(self) -> None:
+        threading.Event().wait(self.chance.uniform(0, 0.2))
+
+    def an_answer(self) -> None:
+        """Right after one of the next answers arrived."""
+        wanted = self.answered() + self.chance.randint(1, 12)
+        wait_until(lambda: self.answered() >= wanted)
+
+    def a_line(self) -> None:
+        """The log just grew: the line is written, its answer may not have gone out."""
+        for _ in range(self.chance.randint(1, 12)):
+            size = self.record.stat().st_size
+            end = time.monotonic() + DEADLINE_S
+            while self.record.stat().st_size == size:
+                assert time.monotonic() < end, f"no line was written within {DEADLINE_S} s"
+                time.sleep(0.0002)  # to be there before the answer is out
+
+    def a_stream(self) -> None:
+        """The first bytes of a streamed answer arrived, its end did not."""
+        wanted = self.begun() + self.chance.randint(1, 8)
+        wait_until(lambda: self.begun() >= wanted)
+
+    def answered(self) -> int:
+        return sum(talker.answered for talker in self.talkers)
+
+    def begun(self) -> int:
+        return sum(talker.begun for talker in self.talkers)
+
+
+def check_fate(fate: Fate, engine: Sayer) -> int:
+    """What was answered is in the log once, as it was answered, in trees of the tokens that the engine saw.
+
+    Returns how many calls are in the log.
+    """
+    recorded = executions(read_run_log(fate.record))
+    prompts = {request["rid"].partition("-")[0]: request["input_ids"] for request in engine.requests}
+    count = 0
+    for talker in fate.talkers:
+        calls = recorded[talker.name].calls
+        count += len(calls)
+        by_id = {call.id: call for call in calls}
+        assert len(by_id) == len(calls)
+        tree = Tree.from_calls(calls)
+        for conversation in talker.conversations:
+            for id, text in conversation:
+                assert engine.codec.decode(by_id[id].output_ids.tolist()) == text
+            path = [node.id for node in tree.path(tree[conversation[-1][0]])] if conversation else []
+            assert path == [id for id, _ in conversation]
+        for node in tree.nodes:
+            prompt = tree.path_tokens(node)[: node.output_start].tolist()
+            assert prompt == prompts[node.id]
+            assert by_id[node.id].finish != "stop" or by_id[node.id].output_ids.tolist() == engine.said(
+                prompt
+            )
+    return count
+
+
+def test_a_hundred_kills_lose_no_answered_call(loop_thread, codec, tokenizer_dir, tmp_path):
+    """kill -9 at moments that chance decides; sessions go on where they were, on the recorded tokens."""
+    engine = Sayer(codec, [])
+    loop_thread.do(engine.start())
+    settings = {"engines": [engine.url], "tokenizer": tokenizer_dir, "context_length": 100_000}
+    fates = [
+        Fate(seed, settings | {"record": tmp_path / f"{seed}.jsonl", "flush": "process" if seed else "disk"})
+        for seed in range(4)
+    ]
+    try:
+        with ThreadPoolExecutor(len(fates)) as pool:
+            list(pool.map(lambda fate: fate.run(25), fates))
+    finally:
+        loop_thread.do(engine.stop())
+    for fate in fates:
+        assert check_fate(fate, engine) >= fate.answered() > 0
