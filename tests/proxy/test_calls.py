@@ -280,3 +280,15 @@ def test_a_template_that_looks_at_the_past_still_records_every_call(scene, tmp_p
     first, second = proxy.calls()
     path = np.concatenate((first.input_ids, first.output_ids)).tolist() if second.parent else []
     assert engine.requests[1]["input_ids"] == path + second.input_ids.tolist()
+
+
+def test_thinking_left_of_a_cut_attempt_is_no_turn_of_its_own(scene):
+    """Codex keeps the finished thinking of an answer that broke off, asks again, and repeats both with the answer."""
+    proxy, _ = scene(["Hello.", "Bye."])
+    left = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "half"}]}
+    given = [{"role": "user", "content": "go"}]
+    answered = proxy.post("responses", {"model": "m", "input": [*given, left]}).json()
+    repeated = [*given, left, *answered["output"], {"role": "user", "content": "on"}]
+    proxy.post("responses", {"model": "m", "input": repeated})
+    first, second = proxy.calls()
+    assert second.parent == first.id

@@ -291,6 +291,16 @@ def test_another_prompt_of_equal_length_answers_no_aborted_request(recorder):
     assert dead_tips(recorder.tree()) == {}
 
 
+def test_a_broken_answer_that_the_harness_asks_on_from_by_its_text_is_a_dead_tip(recorder):
+    """Claude Code repeats what it had of the answer and says that it was cut off: the request begins like the first."""
+    recorder.call("a")
+    recorder.call("cut", "a", new=[7], finish="abort")
+    recorder.call("again", "a", new=[7, 20, 21])
+    recorder.call("late", "a", new=[9], finish="abort")
+    recorder.call("before", "a", new=[9, 22], finish="abort")
+    assert dead_tips(recorder.tree()) == {"cut": "aborted"}
+
+
 def test_an_attempt_that_the_harness_went_on_from_is_no_dead_tip(recorder):
     recorder.call("a")
     recorder.call("b", attempt_of="a")

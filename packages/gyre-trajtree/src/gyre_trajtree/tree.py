@@ -195,8 +195,9 @@ def trainable_mask(call: Call) -> np.ndarray:
 def dead_tips(tree: Tree) -> dict[str, str]:
     """Leaves that an attempt which the harness retried left behind, with why: {call id: reason}.
 
-    A leaf is one when a later call says it repeats it (`attempt_of`), or when it was aborted and a later
-    sibling answered the same request. Reason: "aborted", or "retried" when the lost attempt was whole.
+    A leaf is one when a later call says it repeats it (`attempt_of`), or when it was aborted and a later sibling that
+    answered asked the same, or the same and more: some harnesses repeat what they had of a broken answer and say that it
+    was cut off. Reason: "aborted", or "retried" when the lost attempt was whole.
     """
     repeated = {
         name
@@ -214,15 +215,19 @@ def dead_tips(tree: Tree) -> dict[str, str]:
     return reasons
 
 
-def _latest_answers(tree: Tree) -> dict[tuple, int]:
-    """Index of the last call for each request that an aborted call made."""
-    latest = {_request(node): node.index for node in tree.nodes if node.call.finish == "abort"}
-    if latest:
-        parents = {parent for parent, _ in latest}
-        for node in tree.nodes:
-            answered = node.call.finish in ("stop", "length")
-            if answered and _above(node) in parents and (request := _request(node)) in latest:
-                latest[request] = node.index
+def _latest_answers(tree: Tree) -> dict[tuple[int, bytes], int]:
+    """Index of the last call that answered each request which an aborted call made, or one that begins like it."""
+    aborted = [node for node in tree.nodes if node.call.finish == "abort"]
+    latest = {_request(node): node.index for node in aborted}
+    lengths: dict[int, set[int]] = {}
+    for node in aborted:
+        lengths.setdefault(_above(node), set()).add(len(node.call.input_ids))
+    for node in tree.nodes if aborted else ():
+        if node.call.finish in ("stop", "length"):
+            for length in lengths.get(_above(node), ()):
+                request = _above(node), node.call.input_ids[:length].tobytes()
+                if request in latest:
+                    latest[request] = node.index
     return latest
 
 

@@ -25,6 +25,7 @@ from gyre_proxy.dialects.checks import (
     table,
     tagged,
     text,
+    whole,
 )
 from gyre_proxy.dialects.content import image, image_url, url_image
 from gyre_proxy.dialects.openai import (
@@ -268,7 +269,7 @@ def parse(body: Mapping) -> Request:
         conversation=Conversation(merge_leading_system(messages), tools, loaded),
         model=body.get("model") or "gyre",
         stream=body.get("stream") or False,
-        max_tokens=body.get("max_output_tokens"),
+        max_tokens=whole(body.get("max_output_tokens")),
         asked=asked(body, "reasoning"),
         tool_kinds=reader.kinds,
         images=reader.images,
@@ -387,6 +388,8 @@ class _Reader:
                 flush()
                 words = self._text(item["content"], "\n")
                 out.append(Message("user", f"[{item['author']} to {item['recipient']}]\n{words}"))
+        if out and not (texts or calls):
+            reasoning.clear()  # finished thinking of an attempt that was cut: Codex keeps it and asks again
         flush()
         return out
 
