@@ -84,7 +84,7 @@ def main() -> None:
         with os.fdopen(heard, "rb") as ready:
             _say(json.loads(ready.readline() or b'{"died": true}'))
         if not sys.stdin.buffer.readline():
-            os.kill(pid, signal.SIGKILL)  # the test is gone
+            return os.kill(pid, signal.SIGKILL)  # the test is gone
         _say({"status": os.waitpid(pid, 0)[1]})
 
 
