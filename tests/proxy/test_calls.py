@@ -81,6 +81,23 @@ def test_turns_repeated_outside_their_path_are_echoes(scene):
     assert repeats.parent is None and repeats.evidence["echoes"] == [first.id]
 
 
+def test_a_copy_of_a_context_is_asked_all_that_users_say_behind_the_repeated_turns(scene):
+    proxy, _ = scene([CALL, "Done."])
+    message = proxy.post("chat/completions", chat(USER, tools=TOOLS)).json()["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "a"}
+    more = [
+        {"role": "user", "content": "You are a copy. Directive: count the files."},
+        {"role": "assistant", "content": "Understood."},
+        {"role": "user", "content": "Begin."},
+    ]
+    fewer_tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    proxy.post("chat/completions", chat(USER, message, result, *more, tools=fewer_tools))
+    _, copy = proxy.calls()
+    assert copy.parent is None
+    assert copy.evidence["first_user"] == "look around"
+    assert copy.evidence["last_user"] == "You are a copy. Directive: count the files. Begin."
+
+
 @pytest.mark.parametrize("arguments", ['{"n":1,"cmd":"ls"}', '{"cmd": "ls", "n": 1.0, "extra": false}', "{}"])
 def test_sampled_tokens_stay_whatever_the_harness_does_to_arguments(scene, arguments):
     proxy, engine = scene([CALL, "Done."])

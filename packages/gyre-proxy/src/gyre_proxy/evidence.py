@@ -65,10 +65,14 @@ def evidence(
     """
     messages = match.messages
     users = [m.text for m in messages if m.role == "user"]
+    asked = users[-1:]
+    if parent is None and echoes:
+        # A copy of another context may be told what to do in several messages, behind the turns that it repeats.
+        asked = _after_tools(messages) or asked
     found = {
         "system": text_digest(messages[0].text) if messages[0].role == "system" else None,
         "tools": match.tools,
-        "last_user": _cut(users[-1]) if users else None,
+        "last_user": _cut("\n".join(asked)) if users else None,
         "messages": len(messages),
         "spawns": [s for call in calls for s in _spawns(call)],
         "text": text[:TEXT_LIMIT],
@@ -81,6 +85,12 @@ def evidence(
     if echoes:
         found["echoes"] = list(echoes)
     return found
+
+
+def _after_tools(messages: Sequence[Message]) -> list[str]:
+    """What users say after the last message that calls a tool or brings a result."""
+    last = max(i for i, m in enumerate(messages) if m.role == "tool" or m.tool_calls)
+    return [m.text for m in messages[last + 1 :] if m.role == "user"]
 
 
 def _opening(messages: Sequence[Message]) -> str:
