@@ -95,7 +95,7 @@ class Replay:
         if not fault:
             length = len(new) + len(output) + (parent.length if parent else 0)
             ids = tuple(call.id for call in answer.tool_calls)
-            node = Node(name, parent, np.concatenate((new, output)), b"", length, True, ids, answer.reasoning)
+            node = Node(name, parent, np.concatenate((new, output)), b"", length, ids, answer.reasoning)
         context = self._session.context(match, answer)
         self._session.remember(name, match.digest, context, node, answer.tool_calls, failed=bool(fault))
 
