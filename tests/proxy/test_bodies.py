@@ -45,7 +45,19 @@ def test_integers_of_64_bits_are_kept(seed):
     assert chat.parse({**CHAT, "seed": seed}).asked == {"seed": seed}
 
 
-def test_larger_integers_are_no_integers():
-    body = json_object({}, b'{"messages": [], "seed": 18446744073709551616}')
-    with pytest.raises(BadRequest, match="field 'seed' must be an integer"):
-        chat.parse(body)
+def test_larger_integers_are_read_as_every_reader_of_numbers_does():
+    body = json_object({}, b'{"seed": 18446744073709551616}')
+    assert chat.parse({**CHAT, **body}).asked == {"seed": 2.0**64}
+
+
+@pytest.mark.parametrize(("value", "limit"), [("5", 5), ("5.0", 5), ("5e0", 5), ("1e300", int(1e300))])
+def test_an_integer_may_be_written_with_a_point(value, limit):
+    body = json_object({}, b'{"max_tokens": %s}' % value.encode())
+    request = chat.parse({**CHAT, **body})
+    assert request.max_tokens == limit and type(request.max_tokens) is int
+
+
+@pytest.mark.parametrize("value", [5.5, "5", True, [5]])
+def test_what_is_no_integer_is_refused(value):
+    with pytest.raises(BadRequest, match="field 'max_tokens' must be an integer"):
+        chat.parse({**CHAT, "max_tokens": value})

@@ -23,6 +23,7 @@ from gyre_proxy.dialects.checks import (
     table,
     tagged,
     text,
+    whole,
 )
 from gyre_proxy.dialects.content import image_url, url_image
 from gyre_proxy.dialects.openai import (
@@ -179,7 +180,7 @@ def parse(body: Mapping) -> Request:
         ),
         model=body.get("model") or "gyre",
         stream=body.get("stream") or False,
-        max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
+        max_tokens=whole(body.get("max_completion_tokens") or body.get("max_tokens")),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         asked=asked(body, "reasoning_effort"),
         include_usage=(body.get("stream_options") or {}).get("include_usage") or False,

@@ -81,13 +81,20 @@ def number(value: object) -> None:
 
 @plainly(int)
 def integer(value: object) -> None:
-    if type(value) is not int:
-        raise BadField("must be an integer of at most 64 bits")
+    """5.0 is an integer to JSON."""
+    if type(value) is not int and not (type(value) is float and value.is_integer()):
+        raise BadField("must be an integer")
 
 
 def positive(value: object) -> None:
-    if type(value) is not int or value < 1:
-        raise BadField("must be a positive integer")
+    integer(value)
+    if value < 1:
+        raise BadField("must be positive")
+
+
+def whole(value: int | float | None) -> int | None:
+    """What an integer field that passed its check stands for."""
+    return None if value is None else int(value)
 
 
 def anything(value: object) -> None:
@@ -134,7 +141,7 @@ def refused_unless(harmless: object, why: str) -> Check:
     """Refused except for the one value that asks for nothing."""
 
     def check(value: object) -> None:
-        if type(value) is not type(harmless) or value != harmless:
+        if isinstance(value, bool) != isinstance(harmless, bool) or value != harmless:
             raise BadField(f"is not supported: {why}")
 
     return check

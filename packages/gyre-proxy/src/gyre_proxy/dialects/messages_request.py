@@ -25,6 +25,7 @@ from gyre_proxy.dialects.checks import (
     table,
     tagged,
     text,
+    whole,
 )
 from gyre_proxy.dialects.content import base64_image, image, image_url, url_image
 from gyre_proxy.dialects.tools import forced_tool, function_tool, json_text
@@ -303,7 +304,7 @@ def parse(body: Mapping) -> Request:
         conversation=Conversation(merge_leading_system(messages), tools, loaded),
         model=body.get("model") or "gyre",
         stream=body.get("stream") or False,
-        max_tokens=body.get("max_tokens"),
+        max_tokens=whole(body.get("max_tokens")),
         stop=tuple(body.get("stop_sequences") or ()),
         asked=_asked(body, choice),
         images=reader.images,
