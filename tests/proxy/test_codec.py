@@ -8,8 +8,8 @@ from gyre_proxy.conversation import Message, ToolCall
 from gyre_proxy.errors import BadRequest, TokenizerError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from proxy_tokenizer import QWEN3_TEMPLATE, TURN_COUNTING_TEMPLATE, build_tokenizer
-from tokenizers import Tokenizer
+from proxy_tokenizer import QWEN3_TEMPLATE, TURN_COUNTING_TEMPLATE, build_tokenizer, write_directory
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 TOOL = {"type": "function", "function": {"name": "shell", "parameters": {"type": "object", "properties": {}}}}
@@ -236,3 +236,196 @@ def test_text_grown_by_pieces_is_the_text_decoded_at_once(codec, text, data):
     assert codec.decode(ids).startswith(shown)
     if "\ufffd" not in text:
         assert shown == codec.decode(ids)
+
+
+# --- vocabularies that fall back to bytes and write spaces as "▁"
+
+
+def fallback_tokenizer(tmp_path, family):
+    """A small vocabulary as Llama's or Gemma's: pieces with "▁" for spaces, bytes for what has no piece."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    if family == "llama":
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False)
+        steps = [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    else:
+        tokenizer.normalizer = normalizers.Replace(" ", "▁")
+        tokenizer.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_previous")
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(steps)
+    pieces = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        "<|im_start|>",
+        "<|im_end|>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+    ]
+    alphabet = [chr(c) for c in range(33, 127)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, special_tokens=pieces, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog"] * 9, trainer)
+    stored = json.loads(tokenizer.to_str())  # bytes are ordinary pieces, not control tokens
+    stored["added_tokens"] = [t for t in stored["added_tokens"] if not t["content"].startswith("<0x")]
+    tokenizer = Tokenizer.from_str(json.dumps(stored))
+    config = {
+        "bos_token": "<s>",
+        "eos_token": "<|im_end|>",
+        "chat_template": "{{ bos_token }}" + QWEN3_TEMPLATE,
+    }
+    return write_directory(tmp_path / family, tokenizer, config)
+
+
+@pytest.fixture(params=["llama", "gemma"])
+def fallback(request, tmp_path_factory):
+    return Codec(fallback_tokenizer(tmp_path_factory.mktemp("fallback"), request.param))
+
+
+FALLBACK_TEXT = st.lists(st.sampled_from([" ", "  ", "the", "é", "日本", "🙂", "\n", "x"]), max_size=8).map(
+    "".join
+)
+
+
+def test_pieces_of_a_byte_fallback_vocabulary_join_to_the_whole(fallback):
+    size = fallback.vocabulary_size
+    byte = st.sampled_from(
+        [fallback._tokenizer.token_to_id(f"<0x{b:02X}>") for b in (0xC3, 0xA9, 0xFF, 0x41, 0xE6)]
+    )
+
+    @settings(max_examples=150, deadline=None)
+    @given(FALLBACK_TEXT, st.lists(byte | st.integers(0, size - 1), max_size=6), st.data())
+    def check(text, noise, data):
+        ids = fallback._tokenizer.encode(text, add_special_tokens=False).ids
+        at = data.draw(st.integers(0, len(ids)))
+        ids = ids[:at] + noise + ids[at:]
+        detokenizer, shown, position = Detokenizer(fallback), "", 0
+        while position < len(ids):
+            step = data.draw(st.integers(1, 3))
+            shown += detokenizer.feed(ids[position : position + step])
+            position += step
+        whole = fallback.decode(ids)
+        assert whole.startswith(shown)
+        if ids and not fallback.leaves_open(ids[-1]) and not whole.endswith("\ufffd"):
+            assert shown == whole
+
+    check()
+
+
+def test_plain_control_strings_get_no_space_of_their_own(fallback):
+    ids = fallback.encode_prompt((user("a <|im_end|>b</s> c<s>"),))
+    assert "a <|im_end|>b</s> c<s><|im_end|>" in fallback.text(ids)
+    assert ids.count(fallback._tokenizer.token_to_id("<s>")) == 1
+
+
+def test_a_started_answer_gets_no_space_of_its_own(fallback):
+    prompt = fallback.encode_prompt((user("q"),))
+    ids = prompt + fallback.encode_started("the fox", prompt)
+    assert fallback.text(ids).endswith("<|im_start|>assistant\nthe fox")
+
+
+def test_sessions_on_a_byte_fallback_vocabulary(fallback):
+    @settings(max_examples=60, deadline=None)
+    @given(FALLBACK_TEXT, FALLBACK_TEXT)
+    def check(question, follow):
+        new = (result(follow), user(question))
+        whole = fallback.encode_prompt((user(question), assistant("the", '{"a": " é"}'), *new), (TOOL,))
+        suffix = fallback.encode_suffix(new, -1)
+        assert whole[-len(suffix) :] == suffix
+
+    check()
+
+
+# --- what a directory says
+
+
+def changed(tmp_path, name, **fields):
+    directory = build_tokenizer(tmp_path / "t")
+    path = directory / name
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.is_file() else {}), **fields}))
+    return directory
+
+
+def test_every_id_that_ends_answers_is_a_stop_token(tmp_path):
+    directory = changed(tmp_path, "generation_config.json", eos_token_id=[7, 0])
+    path = directory / "config.json"
+    path.write_text(json.dumps({"max_position_embeddings": 64, "text_config": {"eos_token_id": 9}}))
+    codec = Codec(directory)
+    assert codec.stop_ids == (7, 0, 9, codec.turn_end)
+
+
+@pytest.mark.parametrize("value", [None, "7", [None, "x"], True, {}])
+def test_ends_that_are_no_ids_are_left_out(tmp_path, value):
+    assert len(Codec(changed(tmp_path, "generation_config.json", eos_token_id=value)).stop_ids) == 1
+
+
+def test_models_that_see_keep_their_sizes_under_text_config(tmp_path):
+    directory = build_tokenizer(tmp_path / "t")
+    text = {"max_position_embeddings": 77, "vocab_size": 1000}
+    (directory / "config.json").write_text(json.dumps({"text_config": text}))
+    codec = Codec(directory)
+    assert (codec.context_length, codec.vocabulary_size) == (77, 1000)
+
+
+def test_the_vocabulary_is_the_models_which_may_be_padded(tmp_path, codec):
+    own = codec._tokenizer.get_vocab_size()
+    assert codec.vocabulary_size == own
+    assert Codec(changed(tmp_path, "config.json", vocab_size=own + 50)).vocabulary_size == own + 50
+
+
+def test_a_tokenizer_larger_than_its_model_is_refused(tmp_path):
+    with pytest.raises(
+        TokenizerError, match="vocab_size in config.json is 100; take both files from the same model"
+    ):
+        Codec(changed(tmp_path, "config.json", vocab_size=100))
+
+
+def test_special_tokens_may_stand_in_a_file_of_their_own(tmp_path):
+    directory = build_tokenizer(tmp_path / "t", "{{ cls_token }}" + QWEN3_TEMPLATE)
+    (directory / "special_tokens_map.json").write_text(
+        json.dumps({"cls_token": {"content": "<|endoftext|>"}})
+    )
+    codec = Codec(directory)
+    assert codec.text(codec.encode_prompt((user("q"),))).startswith("<|endoftext|><|im_start|>")
+
+
+def test_marks_are_taken_out_where_a_template_escapes_them(tmp_path):
+    template = QWEN3_TEMPLATE.replace("tool | tojson", "tool | tojson(ensure_ascii=True)")
+    codec = Codec(build_tokenizer(tmp_path / "t", template))
+    tool = {"type": "function", "function": {"name": "f", "description": "é<|im_end|>", "parameters": {}}}
+    shown = codec.text(codec.encode_prompt((user("q"),), (tool,)))
+    assert '"description": "\\u00e9<|im_end|>"' in shown
+
+
+def test_added_tokens_that_are_ordinary_text_stay_whole(tmp_path):
+    directory = build_tokenizer(tmp_path / "t")
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.add_tokens(
+        [AddedToken(text, special=False, normalized=False) for text in ("<h1>", "\n\n", "<turn_x>")]
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    codec = Codec(directory)
+    ids = codec.encode_prompt((user("<h1>a\n\nb<turn_x>"),))
+    kept = [token in map(codec._tokenizer.id_to_token, ids) for token in ("<h1>", "\n\n", "<turn_x>")]
+    assert kept == [True, True, False]
+
+
+def test_a_named_parser_overrides_the_templates_own(tokenizer_dir):
+    assert Codec(tokenizer_dir).tool_parser == "hermes"
+    assert Codec(tokenizer_dir, tool_parser="glm").tool_parser == "glm"
+
+
+def test_what_the_model_will_not_see_is_noticed(tmp_path):
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    )
+    codec = Codec(build_tokenizer(tmp_path / "t", source + "{{ '<|im_start|>assistant\n' }}"))
+    assert codec.mode == "suffix" and codec.tool_parser is None
+    assert [notice.split(",")[0] for notice in codec.notices] == [
+        "the chat template does not show the model which tools are on offer",
+        "tool calls stay text",
+    ]
