@@ -38,7 +38,7 @@ class Harness(abc.ABC):
     abilities: frozenset[str] = frozenset()
     """Of "image" (reads one by a tool), "foreground", "background" and "fork" (sub-agents), "compaction"."""
     origins: Mapping[str, str] = MappingProxyType({})
-    """Actor -> mark of the call that its conversation branches off, for those that do not begin anew."""
+    """Actor -> text of the main agent's step after which its conversation begins, for those that do not begin anew."""
     compaction: Mapping[str, int] = MappingProxyType({})
     """What makes it compact after the third answer of `compaction`'s script: the "window" that it is told, in tokens."""
     compacts_between_prompts: bool = False
@@ -79,9 +79,13 @@ class Harness(abc.ABC):
         """Hand a brief to a sub-agent: `how` is "foreground", "background" or "fork"."""
         raise NotImplementedError(f"{self.name} has no sub-agents")
 
-    def collect(self, names: Sequence[str]) -> list[Step]:
-        """What the main agent does to get the reports of the background agents that it started last."""
-        raise NotImplementedError(f"{self.name} has no background agents")
+    def collect(self, how: str, names: Sequence[str]) -> list[Step]:
+        """What the main agent does to get the reports of the agents that it started last; none where it has them."""
+        raise NotImplementedError(f"{self.name} has no sub-agents")
+
+    def peculiar(self) -> Sequence[Step]:
+        """Steps of the main agent that only this harness answers in its way."""
+        return ()
 
 
 def json_lines(output: str) -> Iterator[dict]:

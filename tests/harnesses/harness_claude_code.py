@@ -11,10 +11,10 @@ from harness_policy import Step, Use
 
 class ClaudeCode(Harness):
     name = "claude-code"
-    abilities = frozenset(("foreground", "background", "fork", "compaction"))
+    abilities = frozenset(("image", "foreground", "background", "fork", "compaction"))
 
     # A fork knows all before the answer that spawned it, and that answer with its text left out.
-    origins = MappingProxyType({"copy": "main.4"})
+    origins = MappingProxyType({"copy": "Others can do this."})
     compaction = MappingProxyType({"window": 60_000})
     compacted = MappingProxyType({"summary": "main.2", "main.4": None})
     reminds = True
@@ -52,9 +52,27 @@ class ClaudeCode(Harness):
             {"prompt": brief, "description": "look", **kind, "run_in_background": how == "background"},
         )
 
-    def collect(self, names: Sequence[str]) -> list[Step]:
+    def collect(self, how: str, names: Sequence[str]) -> list[Step]:
+        if how == "fork":
+            return []
         # Each report wakes it up, also one that comes while it answers another.
         return [Step("I wait for them."), Step("One is there.")]
+
+    def peculiar(self) -> Sequence[Step]:
+        name = "notes.txt"
+        search = Use("ToolSearch", {"query": "select:NotebookEdit", "max_results": 1})
+        return (
+            # What is found stands in the middle of the tool list from then on.
+            Step("A tool is missing.", [search], shows=["notebook_path"]),
+            Step("There it is.", [Use("NotebookEdit", {"new_source": "1", "notebook_path": "none.ipynb"})]),
+            Step("I write.", [Use("Write", {"content": "one\n", "file_path": name})], shows=[name]),
+            # It comes back with the default of replace_all, and with the keys in another order.
+            Step(
+                "I edit.",
+                [Use("Edit", {"new_string": "two", "old_string": "one", "file_path": name})],
+                shows=[name],
+            ),
+        )
 
     def final(self, output: str, folder: Path) -> str:
         results = [line for line in json_lines(output) if line.get("type") == "result"]

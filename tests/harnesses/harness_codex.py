@@ -26,7 +26,7 @@ wire_api = "responses"
 
 class Codex(Harness):
     name = "codex"
-    abilities = frozenset(("background", "compaction"))
+    abilities = frozenset(("image", "background", "fork", "compaction"))
 
     compaction = MappingProxyType({"window": 60_000})
     compacted = MappingProxyType({"summary": None, "main.4": None})
@@ -49,7 +49,7 @@ class Codex(Harness):
     def delegate(self, brief: str, how: str) -> Use:
         return Use("spawn_agent", {"message": brief, "fork_context": how == "fork"})
 
-    def collect(self, names: Sequence[str]) -> list[Step]:
+    def collect(self, how: str, names: Sequence[str]) -> list[Step]:
         # It waits for whichever of several ends first, so each is waited for on its own.
         back = range(len(names), 0, -1)
         return [

@@ -47,6 +47,8 @@ class Step:
     uses: Sequence[Use | Callable[[str], Use]] = ()
     """A tool call, or how it is made from the rendered prompt."""
     thinking: str = ""
+    shows: Sequence[str] = ()
+    """What the answer's tools must bring into the next prompt of its conversation."""
 
     def spoken(self, mark: str, prompt: str) -> str:
         """What the model samples."""

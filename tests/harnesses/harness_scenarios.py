@@ -15,11 +15,13 @@ _WAIT = "timeout 20 sh -c 'until [ -e {} ]; do sleep 0.02; done'"
 
 
 def work(harness: Harness) -> Script:
-    """A tool loop, parallel tools, an image, sub-agents of every kind: whatever the harness has."""
+    """A tool loop, parallel tools, a tool that is none, an image, sub-agents of every kind: whatever the harness has."""
     main: list[Step] = [
-        Step("I look around.\n\n  Indented.", [harness.shell("ls -la")], "First the files.\n"),
-        Step("Two at once.", _pair(harness), "They do not depend on each other."),
+        Step("I look around.\n\n  Indented.", [harness.shell("ls -la")], "First the files.\n", [PICTURE]),
+        Step("Two at once.", _pair(harness), "They do not depend on each other.", ["first", "second"]),
         Step("", [harness.shell("echo main.3; exit 3")]),
+        Step("Nobody has this.", [Use("NoSuchTool", {"b": [1.0, None, "é"], "a": {}})]),
+        *harness.peculiar(),
     ]
     steps = {"main": main}
 
@@ -27,21 +29,33 @@ def work(harness: Harness) -> Script:
         main.append(Step(text, [harness.delegate(_brief(name), how) for name in names]))
 
     if "image" in harness.abilities:
-        main.append(Step("A picture.", [harness.image(PICTURE)]))
+        main.append(Step("A picture.", [harness.image(PICTURE)], shows=["image/png"]))
     if "foreground" in harness.abilities:
         delegates("Others can do this.", "foreground", "first", "second")
         steps |= {name: _errand(harness, name) for name in ("first", "second")}
     if "fork" in harness.abilities:
         delegates("A copy of mine can do this.", "fork", "copy")
         steps["copy"] = _errand(harness, "copy")
+        main += harness.collect("fork", ["copy"])
     if "background" in harness.abilities:
         names = ("third", "fourth")
         delegates("These can take their time.", "background", *names)
         # Each goes on only when the main agent has turned to waiting for it, so that reports come one by one.
         steps |= {name: _errand(harness, name, f"main.{n}") for n, name in enumerate(names, len(main) + 1)}
-        main += harness.collect(names)
+        main += harness.collect("background", names)
     main.append(Step(f"All is done. {FINAL}", thinking="Enough."))
     return _script(harness, steps)
+
+
+def work_tree(harness: Harness, script: Script) -> dict[str, str | None]:
+    """The tree that must come of `work`."""
+    return chains(script, **{actor: mark_of(script, text) for actor, text in harness.origins.items()})
+
+
+def mark_of(script: Script, text: str) -> str:
+    """The mark of the main agent's step that begins with this text."""
+    (number,) = (n for n, step in enumerate(script.steps["main"], 1) if step.text.startswith(text))
+    return f"main.{number}"
 
 
 def compaction(harness: Harness) -> Script:

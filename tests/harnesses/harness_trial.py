@@ -78,7 +78,7 @@ class Result:
     def __init__(
         self, found: Inspection, script: Script, stage: HarnessStage, engines: list[PolicyEngine]
     ) -> None:
-        self.found = found
+        self.found, self._script, self._stage = found, script, stage
         names: dict[str, str] = {}
         asked = {tuple(given["input_ids"]) for engine in engines for given in engine.requests}
         for node in found.tree.nodes:
@@ -99,8 +99,16 @@ class Result:
         self.ends = {names[node.id]: node.call.finish for node in found.tree.nodes}
 
     def sound(self) -> None:
-        """What holds of every run: nothing rejected, every sampled token with its log-prob and version."""
+        """What holds of every run.
+
+        Nothing is rejected, every sampled token has its log-prob and version, tools show what they must.
+        """
         assert not self.found.rejected and not self.found.recorded.late
         for mark, call in self.calls.items():
             assert not np.isnan(call.logprobs).any(), mark
             assert (call.token_versions() > 0).all(), mark
+        for actor, steps in self._script.steps.items():
+            for number, step in enumerate(steps, 1):
+                for text in step.shows:
+                    new = self._stage.decoded(self.calls[f"{actor}.{number + 1}"].input_ids.tolist())
+                    assert text in new, f"{actor}.{number} does not show {text!r} but {new[:2000]!r}"

@@ -2,7 +2,7 @@
 
 import harness_scenarios
 from harness_all import each_harness, need
-from harness_scenarios import chains, roles
+from harness_scenarios import chains, roles, work_tree
 from harness_trial import Trial
 from proxy_stage import wait_until
 
@@ -19,7 +19,7 @@ def test_tools_images_and_sub_agents(harness, harness_stage, tmp_path):
     script = harness_scenarios.work(harness)
     result = Trial(harness_stage, harness, script, tmp_path).run()
     result.sound()
-    assert result.tree == chains(script, **harness.origins)
+    assert result.tree == work_tree(harness, script)
     assert result.roles == roles(script)
     assert set(result.ends.values()) == {"stop"}
 
@@ -32,7 +32,7 @@ def test_a_reroute_in_the_middle_of_every_answer(harness, harness_stage, tmp_pat
     trial.hold(HELD_TOKENS)
     result = trial.run(trial.move_all)
     result.sound()
-    assert result.tree == chains(script, **harness.origins)
+    assert result.tree == work_tree(harness, script)
     assert result.roles == roles(script)
     for mark, call in result.calls.items():
         assert {version for version, _, _ in call.versions} == {1, 2}, mark
