@@ -128,6 +128,34 @@ RICH_RESPONSES = {
     "truncation": "disabled",
     "client_metadata": {"k": "v"},
 }
+_SCHEMA = {"type": "object", "properties": {"title": {"type": "string"}}}
+_NAMED = {"name": "n", "schema": _SCHEMA, "strict": True}
+_FEW = {
+    "messages": {"messages": [user("hi"), {"role": "assistant", "content": "begun"}], "max_tokens": 5},
+    "chat/completions": {
+        "messages": [user("hi")],
+        "tools": CHAT["tools"],
+        "tool_choice": {"type": "function", "function": {"name": "shell"}},
+        "chat_template_kwargs": {"enable_thinking": False},
+    },
+    "responses": {
+        "input": "hi",
+        "tools": RESPONSES["tools"],
+        "tool_choice": {"type": "function", "name": "shell"},
+    },
+}
+"""Small bodies whose answers are bound: begun, or forced to be a call."""
+_SHAPED = {
+    "messages": {
+        "messages": [user("hi")],
+        "output_config": {"format": {"type": "json_schema", "schema": _SCHEMA}},
+    },
+    "chat/completions": {
+        "messages": [user("hi")],
+        "response_format": {"type": "json_schema", "json_schema": _NAMED},
+    },
+    "responses": {"input": "hi", "text": {"format": {"type": "json_schema", **_NAMED}}},
+}
 RICH = {
     path: json.loads(json.dumps(body))  # no part stands in two places
     for path, body in (
@@ -136,7 +164,7 @@ RICH = {
         ("responses", RICH_RESPONSES),
     )
 }
-
+ALL = {path: [RICH[path], RICH[path], json.loads(json.dumps(_FEW[path])), _SHAPED[path]] for path in RICH}
 
 _DEEP = re.compile(r'"deep (\d+)"')
 """Stands for a value that nests too deep for Python's own writer."""
@@ -215,18 +243,16 @@ def damage(body: Any, path: tuple, how: str, value: Any) -> None:
 
 
 @st.composite
-def damaged(draw: st.DrawFn, whole: dict) -> tuple[dict, tuple]:
-    """(a body that was changed in up to three places, the path of the first change)."""
-    body = copy.deepcopy(whole)
-    first: tuple = ()
+def damaged(draw: st.DrawFn, *wholes: dict) -> dict:
+    """One of the bodies, changed in up to three places."""
+    body = copy.deepcopy(draw(st.sampled_from(wholes)))
     for _ in range(draw(st.integers(1, 3))):
-        path = draw(st.sampled_from(list(places(body)) or [("messages",)]))
         if not body:
             break
-        first = first or path
+        path = draw(st.sampled_from(list(places(body))))
         how = draw(st.sampled_from(("set", "set", "set", "drop", "double", "wrap", "unwrap", "add")))
         damage(body, path, how, copy.deepcopy(draw(VALUES)))
-    return body, first
+    return body
 
 
 def written(value: Any) -> bytes:
