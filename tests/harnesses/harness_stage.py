@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gyre_proxy.codec import Codec
 from harness_policy import Script
+from harness_proxy import ProxyProcess
 from proxy_stage import FakeEngine, Proxy, Stage
 from proxy_tokenizer import build_tokenizer
 
@@ -134,10 +135,19 @@ class HarnessStage(Stage):
         self._stops.append(engine.stop)
         return engine
 
-    def strict_proxy(self, record: Path, *engines: PolicyEngine, **settings: object) -> Proxy:
-        """A proxy that knows the engines' versions and serves only keys it issued."""
-        proxy = self.proxy(tokenizer=self.tokenizer, record=record, strict=True, **settings)
-        admit(proxy, *engines)
+    def strict_proxy(self, record: Path, **settings: object) -> Proxy:
+        """A proxy that serves only keys it issued, in this process, without engines."""
+        return self.proxy(tokenizer=self.tokenizer, record=record, strict=True, **settings)
+
+    def proxy_process(self, record: Path) -> ProxyProcess:
+        """A running proxy of its own, without engines."""
+        proxy = ProxyProcess(self.tokenizer, record)
+
+        async def end() -> None:
+            proxy.kill()
+
+        self._stops.append(end)
+        proxy.start()
         return proxy
 
 

@@ -26,12 +26,17 @@ class Trial:
         engines: int = 1,
         window: int = CONTEXT,
         prompts: int = 1,
+        own_process: bool = False,
         **settings: object,
     ) -> None:
+        """`settings`: of a proxy in this process; one of its `own_process` has none but its defaults."""
         self._stage, self._script, self._harness = stage, script, harness
         self.folder, self.record = furnish(folder), folder / "run.jsonl"
         self.engines = [stage.policy_engine(script, folder, version) for version in range(1, engines + 1)]
-        self.proxy = stage.strict_proxy(self.record, *self.engines, **settings)
+        self.proxy = (
+            stage.proxy_process(self.record) if own_process else stage.strict_proxy(self.record, **settings)
+        )
+        admit(self.proxy, *self.engines)
         opened = self.proxy.admin("POST", "executions", {"id": EXECUTION})
         launch = harness.launch(folder, [PROMPT] * prompts, Access(opened["base_url"], opened["key"], window))
         self.process = HarnessProcess(folder, launch.argv, launch.environment)
@@ -61,6 +66,12 @@ class Trial:
 
     def revive(self, engine: PolicyEngine) -> None:
         self._stage.do(engine.start())
+
+    def replace_proxy(self) -> None:
+        """Kill a proxy of its own process, and start another on its port and log."""
+        self.proxy.kill()
+        self.proxy.start()
+        admit(self.proxy, *self.engines)
 
     def move_all(self, source: PolicyEngine) -> None:
         """Reroute everything from one of two engines to the other."""

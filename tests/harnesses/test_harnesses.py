@@ -76,3 +76,15 @@ def test_engines_die_in_the_middle_of_an_answer(harness, harness_stage, tmp_path
         HELD_TOKENS,
         len(result.calls["main.1"].output_ids),
     ]
+
+
+@each_harness
+def test_the_proxy_is_killed_in_the_middle_of_an_answer(harness, harness_stage, tmp_path):
+    need(harness)
+    script = harness_scenarios.errands(harness)
+    trial = Trial(harness_stage, harness, script, tmp_path, own_process=True)
+    trial.hold(HELD_TOKENS, {"main.2"})
+    result = trial.run(lambda _: trial.replace_proxy())
+    result.sound()
+    assert result.tree == chains(script)
+    assert result.roles == roles(script)
