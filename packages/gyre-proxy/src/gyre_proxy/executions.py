@@ -28,14 +28,11 @@ class _Ended:
 class Executions:
     """Sessions of open executions by name, and the names of ended ones.
 
-    `forget(name)` is called for every execution that ends or is forgotten; `recall(name)` gives back the session of
-    one that an earlier process recorded, and raises ExecutionClosed when that ended.
+    `forget(name)` is called for every execution that ends or is forgotten.
     """
 
-    def __init__(
-        self, forget: Callable[[str], None], recall: Callable[[str], Session | None] = lambda name: None
-    ) -> None:
-        self._forget, self._recall = forget, recall
+    def __init__(self, forget: Callable[[str], None]) -> None:
+        self._forget = forget
         self._open: dict[str, Session] = {}
         self._ended: dict[str, _Ended] = {}
         self._swept = 0.0
@@ -45,8 +42,21 @@ class Executions:
         return sum(1 for session in self._open.values() if not session.closed)
 
     def holds(self, name: str) -> bool:
-        """Whether its session is in memory."""
+        """Whether it is open and its session in memory."""
         return name in self._open
+
+    def knows(self, name: str) -> bool:
+        """Whether it is in memory, be it only that it ended."""
+        return name in self._open or name in self._ended
+
+    def adopt(self, session: Session, now: float) -> None:
+        """Go on with an execution that an earlier process recorded."""
+        session.used = now
+        self._open[session.execution] = session
+
+    def adopt_ended(self, name: str, calls: int, now: float) -> None:
+        """Refuse an execution that an earlier process recorded as closed."""
+        self._ended[name] = _Ended(calls, now + KEY_LIFETIME_S)
 
     def is_open(self, name: str, now: float) -> bool:
         self._sweep(now)
@@ -66,9 +76,7 @@ class Executions:
             raise ExecutionClosed(refusal)
         session = self._open.get(name)
         if session is None:
-            session = self._open[name] = self._recall(name) or Session(name)
-            if (refusal := self._refusal(name, now)) is not None:
-                raise ExecutionClosed(refusal)
+            session = self._open[name] = Session(name)
         session.used = now
         return session
 

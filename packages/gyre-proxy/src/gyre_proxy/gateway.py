@@ -78,7 +78,7 @@ class Gateway:
         self.calls = 0
         self.engines_changed = Signal()
         self._recorded = recorded
-        self.executions = Executions(forget=self.router.forget, recall=self._recall)
+        self.executions = Executions(forget=self.router.forget)
         self._commit = GroupCommit(log, settings.flush)
         self._client = EngineClient()
         self._watch = Watch(
@@ -90,7 +90,8 @@ class Gateway:
         self._background: set[asyncio.Task] = set()
         self._stopping = False
         self._encoding = asyncio.Semaphore(ENCODERS)
-        self._variants = asyncio.Lock()
+        self._beside = asyncio.Lock()
+        """Held by long work on what is shared, in a thread: recorded executions, codecs of template arguments."""
 
     @property
     def under_way(self) -> int:
@@ -103,20 +104,27 @@ class Gateway:
 
     # --- executions
 
-    def _recall(self, execution: str) -> Session | None:
-        """The session of an execution that an earlier proxy recorded, None when there is none."""
-        if self._recorded is None or execution not in self._recorded:
-            return None
-        recorded = self._recorded.load(execution)
-        if recorded.closed:
-            raise ExecutionClosed(f"execution {execution} is closed")
-        return restored(recorded, self.codec)
+    async def _recall(self, execution: str) -> None:
+        """Take up an execution that an earlier proxy recorded, if it is one; beside the loop, as it may be long."""
+        recorded = self._recorded
+        if recorded is None or self.executions.knows(execution) or execution not in recorded:
+            return
+        async with self._beside:
+            if self.executions.knows(execution):
+                return
+            found = await asyncio.to_thread(recorded.load, execution)
+            if found.closed:
+                self.executions.adopt_ended(execution, len(found.calls), time.time())
+            else:
+                session = await asyncio.to_thread(restored, found, self.codec)
+                self.executions.adopt(session, time.time())
 
     async def open_execution(self, opened: Execution, engine: str | None, record: bool) -> None:
         """Make an execution known before its first call; `record`: in the run log too.
 
         Raises ExecutionClosed when it already ended, Busy when too many are open, RecordingFailed.
         """
+        await self._recall(opened.id)
         self._admit(opened.id)
         self.executions.open(opened.id, opened.deadline, time.time())
         if record:
@@ -129,6 +137,7 @@ class Gateway:
 
         Abort its calls, refuse later ones, free its memory. Returns its recorded calls. Raises RecordingFailed.
         """
+        await self._recall(closed.id)
         session = self.executions.stop(closed.id)
         if session is not None:
             flights = [f for f in self._running if f.session is session]
@@ -144,6 +153,7 @@ class Gateway:
     async def count_tokens(self, execution: str, request: Request) -> int:
         """Prompt tokens the request would have. Raises ExecutionClosed, ContextOverflow for a text not worth counting."""
         codec = await self._codec(request)
+        await self._recall(execution)
         session = self.executions.use(execution, time.time())
         return len(await self._prompt(session.match(request.conversation), request, codec))
 
@@ -157,6 +167,7 @@ class Gateway:
         """
         begun = time.time()
         codec = await self._codec(request)
+        await self._recall(execution)
         session = self._session(execution)
         match = session.match(request.conversation)
         who = (session.execution, *sorted(hints.items()))
@@ -243,7 +254,7 @@ class Gateway:
         arguments = request.conversation.template_arguments
         if not arguments:
             return self.codec
-        async with self._variants:
+        async with self._beside:
             return await asyncio.to_thread(self.codec.for_arguments, arguments)
 
     async def _prompt(self, match: Match, request: Request, codec: Codec) -> Prompt:
