@@ -17,6 +17,9 @@ from protocol_bodies import CHAT, MESSAGES, RESPONSES
 CALLS = (ToolCall("c1", "shell", '{"cmd": "ls"}'), ToolCall("c2", "shell", "{}"))
 ANSWERS = {
     "text": Answer("a", 0, "Hi\nthere ☃", "", (), "stop", 7, 5),
+    "every line end": Answer(
+        "a", 0, "a\u2028b\x85c\r\nd\x0be\x1cf\n\ndata: g", "h\u2029\n\nevent: i", (), "stop", 7, 5
+    ),
     "thinking": Answer("a", 0, "Hi", "hm\n\nand so on", (), "stop", 7, 5),
     "thinking alone": Answer("a", 0, "", "hm", (), "stop", 7, 5),
     "one call": Answer("a", 0, "", "", CALLS[:1], "tool_calls", 7, 5),

@@ -1,7 +1,10 @@
 """The official SDKs against a real server: three protocols, streaming and not, tools, three turns."""
 
+import json
+
 import anthropic
 import openai
+import pydantic
 import pytest
 
 CALL = (
@@ -227,3 +230,30 @@ def test_parallel_calls_an_image_and_an_empty_answer_go_through_every_sdk(scene)
     assert respond().output_text == "Done."
     shown = proxy.calls()[1].evidence
     assert shown["messages"] == 4
+
+
+class Listing(pydantic.BaseModel):
+    files: list[str]
+
+
+def test_the_helpers_for_typed_answers_and_tools_are_served(scene):
+    proxy, engine = scene(['{"files": ["a", "b"]}'] * 3 + [CALL])
+    first = anthropic.Anthropic(base_url=f"{proxy.url}/x/a", api_key="k", max_retries=0)
+    second = openai.OpenAI(base_url=f"{proxy.url}/x/b/v1", api_key="k", max_retries=0)
+    messages = [{"role": "user", "content": "list"}]
+    wanted = Listing(files=["a", "b"])
+    one = first.messages.parse(model="m", max_tokens=50, messages=messages, output_format=Listing)
+    assert one.parsed_output == wanted
+    two = second.chat.completions.parse(model="m", messages=messages, response_format=Listing)
+    assert two.choices[0].message.parsed == wanted
+    three = second.responses.parse(model="m", input=messages, text_format=Listing)
+    assert three.output_parsed == wanted
+    schemas = [request["sampling_params"]["json_schema"] for request in engine.requests]
+    assert [json.loads(schema)["required"] for schema in schemas] == [["files"]] * 3
+
+    class shell(pydantic.BaseModel):
+        cmd: str
+
+    tools = [openai.pydantic_function_tool(shell)]
+    four = second.chat.completions.parse(model="m", messages=messages, tools=tools)
+    assert four.choices[0].message.tool_calls[0].function.parsed_arguments == shell(cmd="ls")
