@@ -7,6 +7,7 @@ long as a key of it could be valid; memory is that of the executions in use.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gyre_proxy.dialects.readings import Readings
 from gyre_proxy.errors import ExecutionClosed
 from gyre_proxy.sessions import Session
 
@@ -44,6 +45,11 @@ class Executions:
     def holds(self, name: str) -> bool:
         """Whether it is open and its session in memory."""
         return name in self._open
+
+    def readings(self, name: str) -> Readings | None:
+        """What was read of its last requests, None when it is not in memory."""
+        session = self._open.get(name)
+        return session.readings if session else None
 
     def knows(self, name: str) -> bool:
         """Whether it is in memory, be it only that it ended."""

@@ -8,10 +8,14 @@ DEPTH = 200
 """Levels of objects and lists."""
 
 
-def too_deep(value: object) -> bool:
-    """Whether a JSON value nests deeper than DEPTH. Cost is one pass, without recursion."""
+RECORDED_DEPTH = 100
+"""Levels of what is repeated in the run log, whose lines nest DEPTH levels in all."""
+
+
+def too_deep(value: object, depth: int = DEPTH) -> bool:
+    """Whether a JSON value nests deeper than `depth`. Cost is one pass, without recursion."""
     level = [value]
-    for _ in range(DEPTH):
+    for _ in range(depth):
         level = [
             inner
             for outer in level

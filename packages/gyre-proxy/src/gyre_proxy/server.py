@@ -84,7 +84,8 @@ class Application:
             )
         settings = self.gateway.settings
         name = execution_of(self.secret, bearer(headers), execution, settings.strict, time.time())
-        request = dialect.parse(json_object(headers, await self._body(receive)))
+        body = json_object(headers, await self._body(receive))
+        request = dialect.parse(body, self.gateway.executions.readings(name))
         if request.images and settings.images == "refuse":
             raise BadRequest(f"{request.images} images: this model reads text only; send none")
         if counting:

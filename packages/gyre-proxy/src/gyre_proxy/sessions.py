@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 
 from gyre_proxy.conversation import Conversation, Message, ToolCall
+from gyre_proxy.dialects.readings import Readings
 
 WALKS = 4
 """Ways that are kept: agents of one execution speak in turns."""
@@ -137,6 +138,8 @@ class Session:
     used: float = 0.0
     """Unix seconds of the last request."""
     closed: bool = False
+    readings: Readings = field(default_factory=Readings)
+    """What was read of its last requests."""
     _nodes: dict[bytes, list[Node]] = field(default_factory=dict)
     _payloads: dict[str, tuple[ToolCall, bytes, str]] = field(default_factory=dict)
     """Recorded tool calls by id, each with its meaning and the id of the call that made it."""

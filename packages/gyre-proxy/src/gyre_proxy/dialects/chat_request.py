@@ -6,6 +6,7 @@ without being shown. Beyond the protocol it reads `reasoning_content` (also `rea
 """
 
 from collections.abc import Mapping
+from copy import copy
 
 from gyre_proxy.conversation import Conversation, Message, Request, ToolCall, merge_leading_system
 from gyre_proxy.dialects.checks import (
@@ -18,6 +19,7 @@ from gyre_proxy.dialects.checks import (
     mapping,
     name,
     one_of,
+    recorded,
     refused,
     refused_unless,
     table,
@@ -38,6 +40,7 @@ from gyre_proxy.dialects.openai import (
     asked,
     text_format,
 )
+from gyre_proxy.dialects.readings import Readings, read
 from gyre_proxy.dialects.tools import arguments, forced_tool, function_tool, json_text
 
 _DEPRECATED = "it is deprecated; use tools and tool_choice"
@@ -46,7 +49,7 @@ _TEMPLATE_OWN = ("messages", "tools", "documents", "add_generation_prompt", "con
 
 
 def _template_arguments(value: object) -> None:
-    mapping(value)
+    recorded(value)
     for field in _TEMPLATE_OWN:
         if field in value:
             raise BadField("is what the proxy itself gives the template; remove it", field)
@@ -161,14 +164,12 @@ _BODY = table(
 )
 
 
-def parse(body: Mapping) -> Request:
+def parse(body: Mapping, readings: Readings | None = None) -> Request:
     """The request of a /v1/chat/completions body. Raises BadField."""
-    _BODY(body)
-    reader = _Reader()
-    messages = [reader.message(item) for item in body.get("messages") or []]
-    if not messages:
+    reader = read(readings, body, "messages", _BODY, _Reader)
+    if not reader.messages:
         raise BadField("must hold at least one message", "messages")
-    tools = tuple(_tool(tool["function"]) for tool in body.get("tools") or [])
+    tools = reader.tools
     choice = body.get("tool_choice") or "auto"
     if choice == "none":
         tools = ()
@@ -176,7 +177,9 @@ def parse(body: Mapping) -> Request:
     stop = body.get("stop") or ()
     return Request(
         conversation=Conversation(
-            merge_leading_system(messages), tools, template_arguments=body.get("chat_template_kwargs") or {}
+            merge_leading_system(reader.messages),
+            tools,
+            template_arguments=body.get("chat_template_kwargs") or {},
         ),
         model=body.get("model") or "gyre",
         stream=body.get("stream") or False,
@@ -203,10 +206,20 @@ def _tool(function: Mapping) -> dict:
 class _Reader:
     """Turns checked messages into neutral ones; counts the images it meets."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: list[Mapping]) -> None:
+        self.tools = tuple(_tool(tool["function"]) for tool in tools)
+        self.messages: list[Message] = []
         self.images = 0
 
-    def message(self, item: Mapping) -> Message:
+    def copy(self) -> "_Reader":
+        other = copy(self)
+        other.messages = self.messages.copy()
+        return other
+
+    def add(self, item: Mapping) -> None:
+        self.messages.append(self._message(item))
+
+    def _message(self, item: Mapping) -> Message:
         role = item["role"]
         if role == "assistant":
             return self._assistant(item)

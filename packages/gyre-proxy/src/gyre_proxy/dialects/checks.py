@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Any
 
 from gyre_proxy.errors import BadRequest
-from gyre_proxy.nesting import DEPTH, too_deep
+from gyre_proxy.nesting import DEPTH, RECORDED_DEPTH, too_deep
 
 Check = Callable[[Any], None]
 
@@ -107,6 +107,13 @@ def mapping(value: object) -> None:
     if type(value) is not dict:
         raise BadField("must be an object")
     anything(value)
+
+
+def recorded(value: object) -> None:
+    """An object that the run log repeats."""
+    mapping(value)
+    if too_deep(value, RECORDED_DEPTH):
+        raise BadField(f"nests deeper than {RECORDED_DEPTH} levels; flatten it")
 
 
 def any_list(value: object) -> None:

@@ -6,6 +6,7 @@ as the template shows thinking; their signature is not looked at.
 """
 
 from collections.abc import Mapping
+from copy import copy
 
 from gyre_proxy.conversation import Conversation, Message, Request, ToolCall, merge_leading_system
 from gyre_proxy.dialects.checks import (
@@ -20,6 +21,7 @@ from gyre_proxy.dialects.checks import (
     number,
     one_of,
     positive,
+    recorded,
     refused,
     refused_unless,
     table,
@@ -28,6 +30,7 @@ from gyre_proxy.dialects.checks import (
     whole,
 )
 from gyre_proxy.dialects.content import base64_image, image, image_url, url_image
+from gyre_proxy.dialects.readings import Readings, read
 from gyre_proxy.dialects.tools import forced_tool, function_tool, json_text
 
 # Claude Code's first system block changes during a run and says nothing to the model.
@@ -202,7 +205,7 @@ _MESSAGE = tagged(
     "role",
 )
 _PARALLEL = {"type": text, "disable_parallel_tool_use": flag}
-_THINKS = {"type": text, "display": text, "budget_tokens": positive, "block_binding": mapping}
+_THINKS = {"type": text, "display": text, "budget_tokens": positive, "block_binding": recorded}
 _BODY = table(
     {
         # what the prompt is made of
@@ -277,25 +280,18 @@ _BODY = table(
 )
 
 
-def parse(body: Mapping) -> Request:
+def parse(body: Mapping, readings: Readings | None = None) -> Request:
     """The request of a /v1/messages or /v1/messages/count_tokens body. Raises BadField."""
-    _BODY(body)
-    listed = body.get("tools") or []
-    definitions = {tool["name"]: _tool(tool) for tool in listed}
-    if len(definitions) < len(listed):
-        raise BadField("names a tool twice", "tools")
-    reader = _Reader(definitions)
+    begun = _begins_answer(body.get("messages"))
+    reader = read(readings, body, "messages", _BODY, _Reader, left_out=begun)
+    started = _started(body["messages"]) if begun else ""
     system = reader.system(body.get("system") or "")
-    messages = [Message("system", system)] if system else []
-    given = list(body.get("messages") or [])
-    started = _started(given)
-    for item in given:
-        messages += reader.messages(item)
-    if not given or not messages:
+    if not reader.messages:
         raise BadField("must hold at least one message to answer", "messages")
-    top = [tool["name"] for tool in listed if not tool.get("defer_loading")]
-    tools = tuple(definitions[name] for name in top)
-    loaded = tuple(tool for name, tool in reader.loaded.items() if name not in top)
+    messages = [Message("system", system)] if system else []
+    messages += reader.messages
+    tools = tuple(reader.top.values())
+    loaded = tuple(tool for name, tool in reader.loaded.items() if name not in reader.top)
     choice = body.get("tool_choice") or {"type": "auto"}
     if choice["type"] == "none":
         tools = loaded = ()
@@ -326,12 +322,16 @@ def _asked(body: Mapping, choice: Mapping) -> dict:
     return asked
 
 
+def _begins_answer(given: object) -> bool:
+    """Whether the client began the answer: the last message is an assistant's."""
+    last = given[-1] if isinstance(given, list) and given else None
+    return isinstance(last, dict) and last.get("role") == "assistant"
+
+
 def _started(given: list[Mapping]) -> str:
-    """Takes the answer that the client began, if any, off the end of the messages; returns its text."""
-    if not given or given[-1]["role"] != "assistant":
-        return ""
+    """The text of the answer that the client began."""
     where = ("messages", len(given) - 1, "content")
-    content = given.pop()["content"]
+    content = given[-1]["content"]
     if isinstance(content, str):
         begun = content
     else:
@@ -353,16 +353,29 @@ def _tool(tool: Mapping) -> dict:
 class _Reader:
     """Turns checked blocks into text and messages; notes the images and the loaded tools it meets."""
 
-    def __init__(self, definitions: Mapping[str, dict]) -> None:
-        self._definitions = definitions
+    def __init__(self, tools: list[Mapping]) -> None:
+        self._definitions = {tool["name"]: _tool(tool) for tool in tools}
+        if len(self._definitions) < len(tools):
+            raise BadField("names a tool twice", "tools")
+        at_once = [tool["name"] for tool in tools if not tool.get("defer_loading")]
+        self.top = {name: self._definitions[name] for name in at_once}
+        self.messages: list[Message] = []
         self.images = 0
         self.loaded: dict[str, dict] = {}
+
+    def copy(self) -> "_Reader":
+        other = copy(self)
+        other.messages, other.loaded = self.messages.copy(), self.loaded.copy()
+        return other
+
+    def add(self, item: Mapping) -> None:
+        self.messages += self._messages(item)
 
     def system(self, content: str | list) -> str:
         texts = [content] if isinstance(content, str) else [block["text"] for block in content]
         return "\n".join(text for text in texts if not text.startswith(_BILLING))
 
-    def messages(self, item: Mapping) -> list[Message]:
+    def _messages(self, item: Mapping) -> list[Message]:
         role, content = item["role"], item["content"]
         if isinstance(content, str):
             return [Message(role, content)]

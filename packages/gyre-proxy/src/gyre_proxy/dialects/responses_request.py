@@ -8,6 +8,7 @@ they stand, so that the prompt before them stays as it was.
 """
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 
 from gyre_proxy.conversation import Conversation, Message, Request, ToolCall, merge_leading_system
 from gyre_proxy.dialects.checks import (
@@ -39,6 +40,7 @@ from gyre_proxy.dialects.openai import (
     asked,
     text_format,
 )
+from gyre_proxy.dialects.readings import Readings, read
 from gyre_proxy.dialects.tools import arguments, forced_tool, function_tool, json_text
 
 SEARCH = "tool_search"
@@ -246,15 +248,14 @@ _BODY = table(
 # --- what they mean
 
 
-def parse(body: Mapping) -> Request:
+def parse(body: Mapping, readings: Readings | None = None) -> Request:
     """The request of a /v1/responses body. Raises BadField."""
-    _BODY(body)
-    reader = _Reader()
-    reader.tools(body.get("tools") or (), reader.top)
-    given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given or []
+    reader = read(readings, body, "input", _BODY, _Reader)
     messages = [] if body.get("instructions") is None else [Message("system", body["instructions"])]
-    messages += reader.messages(items)
+    messages += reader.messages
+    messages += reader.turn(last=True)
+    if isinstance(given := body.get("input"), str):
+        messages.append(Message("user", given))
     if not messages:
         raise BadField("must hold at least one item", "input")
     tools, loaded = reader.offers()
@@ -287,12 +288,25 @@ def _schema(text_format: Mapping) -> dict | None:
 class _Reader:
     """Turns checked items into messages, checked tools into functions; notes how answers must name them."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Iterable[Mapping]) -> None:
         self.kinds: dict[str, dict[str, str]] = {}
         self.top: dict[str, dict] = {}
+        self.messages: list[Message] = []
+        """Without the turn that is being read."""
         self.images = 0
         self._loaded: dict[str, dict] = {}
         self._names: dict[tuple[str | None, str], str] = {}
+        self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._offer_all(tools, self.top)
+
+    def copy(self) -> "_Reader":
+        other = copy(self)
+        for noted, value in vars(self).items():
+            if isinstance(value, list | dict):
+                setattr(other, noted, value.copy())
+        return other
 
     def offers(self) -> tuple[tuple[dict, ...], tuple[dict, ...]]:
         """The tools of the list at the top, and those offered later."""
@@ -303,7 +317,7 @@ class _Reader:
         """The name by which the model knows a client's tool."""
         return self._names.get((namespace, name), name)
 
-    def tools(self, tools: Iterable[Mapping], into: dict[str, dict]) -> list[dict]:
+    def _offer_all(self, tools: Iterable[Mapping], into: dict[str, dict]) -> list[dict]:
         """Offer the tools; returns their functions."""
         functions = []
         for tool in tools:
@@ -348,50 +362,51 @@ class _Reader:
             self._names[namespace, name] = known
         return known
 
-    def messages(self, items: list[Mapping]) -> list[Message]:
-        """Reasoning, text and calls that follow each other are one assistant turn."""
-        out: list[Message] = []
-        texts: list[str] = []
-        reasoning: list[str] = []
-        calls: list[ToolCall] = []
+    def turn(self, last: bool = False) -> list[Message]:
+        """The assistant's turn that is being read: reasoning, text and calls that follow each other.
 
-        def flush() -> None:
-            if texts or reasoning or calls:
-                out.append(Message("assistant", "".join(texts), "\n".join(reasoning), tuple(calls)))
-                texts.clear(), reasoning.clear(), calls.clear()
+        `last`: nothing comes after it. Thinking alone is then what is left of an attempt that was cut; Codex keeps it
+        and asks again.
+        """
+        if not (self._texts or self._calls or (self._reasoning and not (last and self.messages))):
+            return []
+        reasoning = "\n".join(self._reasoning)
+        return [Message("assistant", "".join(self._texts), reasoning, tuple(self._calls))]
 
-        for item in items:
-            kind = item.get("type") or "message"
-            if kind in _CALLS:
-                calls.append(self._call(kind, item))
-            elif kind in _OUTPUTS:
-                flush()
-                out.append(Message("tool", self._text(item.get("output"), "\n"), call_id=item["call_id"]))
-            elif kind == "message" and item["role"] != "assistant":
-                flush()
-                role = "user" if item["role"] == "user" else "system"
-                out.append(Message(role, self._text(item["content"], "\n")))
-            elif kind == "message":
-                texts.append(self._text(item["content"], ""))
-            elif kind == "reasoning":
-                reasoning += [part["text"] for part in item.get("content") or item.get("summary") or ()]
-            elif kind == "additional_tools":
-                flush()
-                functions = self.tools(item["tools"], self._loaded if out else self.top)
-                if out and functions:
-                    out.append(Message("system", "\n".join(map(json_text, functions))))
-            elif kind == "tool_search_output":
-                flush()
-                functions = self.tools(item.get("tools") or (), self._loaded)
-                out.append(Message("tool", "\n".join(map(json_text, functions)), call_id=item["call_id"]))
-            else:  # agent_message
-                flush()
-                words = self._text(item["content"], "\n")
-                out.append(Message("user", f"[{item['author']} to {item['recipient']}]\n{words}"))
-        if out and not (texts or calls):
-            reasoning.clear()  # finished thinking of an attempt that was cut: Codex keeps it and asks again
-        flush()
-        return out
+    def _ends_turn(self) -> None:
+        self.messages += self.turn()
+        self._texts, self._reasoning, self._calls = [], [], []
+
+    def add(self, item: Mapping) -> None:
+        kind = item.get("type") or "message"
+        if kind in _CALLS:
+            self._calls.append(self._call(kind, item))
+        elif kind == "message" and item["role"] == "assistant":
+            self._texts.append(self._text(item["content"], ""))
+        elif kind == "reasoning":
+            self._reasoning += [part["text"] for part in item.get("content") or item.get("summary") or ()]
+        else:
+            self._ends_turn()
+            self._add_other(kind, item)
+
+    def _add_other(self, kind: str, item: Mapping) -> None:
+        """What no assistant says."""
+        out = self.messages
+        if kind in _OUTPUTS:
+            out.append(Message("tool", self._text(item.get("output"), "\n"), call_id=item["call_id"]))
+        elif kind == "message":
+            role = "user" if item["role"] == "user" else "system"
+            out.append(Message(role, self._text(item["content"], "\n")))
+        elif kind == "additional_tools":
+            functions = self._offer_all(item["tools"], self._loaded if out else self.top)
+            if out and functions:
+                out.append(Message("system", "\n".join(map(json_text, functions))))
+        elif kind == "tool_search_output":
+            functions = self._offer_all(item.get("tools") or (), self._loaded)
+            out.append(Message("tool", "\n".join(map(json_text, functions)), call_id=item["call_id"]))
+        else:  # agent_message
+            words = self._text(item["content"], "\n")
+            out.append(Message("user", f"[{item['author']} to {item['recipient']}]\n{words}"))
 
     def _call(self, kind: str, item: Mapping) -> ToolCall:
         if kind == "tool_search_call":
