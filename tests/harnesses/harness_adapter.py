@@ -36,7 +36,7 @@ class Harness(abc.ABC):
     name: str
     """Key of harness_install.PACKAGES."""
     abilities: frozenset[str] = frozenset()
-    """Of "image" (reads one by a tool), "foreground", "background" and "fork" (sub-agents), "compaction"."""
+    """Of "image" (reads one by a tool), "foreground", "background" and "fork" (sub-agents)."""
     origins: Mapping[str, str] = MappingProxyType({})
     """Actor -> text of the main agent's step after which its conversation begins, for those that do not begin anew."""
     compaction: Mapping[str, int] = MappingProxyType({})
@@ -44,7 +44,14 @@ class Harness(abc.ABC):
     compacts_between_prompts: bool = False
     """Whether it compacts only when it has answered a prompt, and not while it works."""
     compacted: Mapping[str, str | None] = MappingProxyType({})
-    """Mark -> mark of the call that it extends then, for the request for a summary and for what comes after it."""
+    """Mark -> mark of the call that it extends then, for the request for a summary and for what comes after it; empty where
+    it does not compact."""
+    sub_compacted: Mapping[str, str | None] = MappingProxyType({})
+    """The same for a sub-agent that compacts after its fourth answer; empty where none does."""
+    overflowed: Mapping[str, str | None] = MappingProxyType({})
+    """The same where the proxy refuses the third prompt as too long; empty where it does not go on from that."""
+    gives_up: str | None = None
+    """What it says, with exit code 1, where it ends on a prompt that is too long."""
     reminds: bool = False
     """Whether it asks with a reminder after an answer that was cut, and not just again."""
     summary_request: str = r"(?!)"

@@ -11,12 +11,15 @@ from harness_policy import Step, Use
 
 class ClaudeCode(Harness):
     name = "claude-code"
-    abilities = frozenset(("image", "foreground", "background", "fork", "compaction"))
+    abilities = frozenset(("image", "foreground", "background", "fork"))
 
     # A fork knows all before the answer that spawned it, and that answer with its text left out.
     origins = MappingProxyType({"copy": "Others can do this."})
     compaction = MappingProxyType({"window": 60_000})
     compacted = MappingProxyType({"summary": "main.2", "main.4": None})
+    sub_compacted = MappingProxyType({"summary": "first.3", "first.5": None})
+    # Of a history that is too long even for a summary it leaves out the beginning.
+    overflowed = MappingProxyType({"summary": None, "main.3": None})
     reminds = True
     summary_request = r"CRITICAL: Respond with TEXT ONLY"
 

@@ -26,10 +26,12 @@ wire_api = "responses"
 
 class Codex(Harness):
     name = "codex"
-    abilities = frozenset(("image", "background", "fork", "compaction"))
+    abilities = frozenset(("image", "background", "fork"))
 
     compaction = MappingProxyType({"window": 60_000})
     compacted = MappingProxyType({"summary": None, "main.4": None})
+    sub_compacted = MappingProxyType({"summary": None, "first.5": None})
+    gives_up = "ran out of room in the model's context window"
     summary_request = r"CONTEXT CHECKPOINT COMPACTION"
 
     def launch(self, folder: Path, prompts: Sequence[str], access: Access) -> Launch:

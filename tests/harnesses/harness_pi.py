@@ -11,7 +11,7 @@ from harness_policy import Use
 
 class Pi(Harness):
     name = "pi"
-    abilities = frozenset(("image", "compaction"))
+    abilities = frozenset(("image",))
     compaction = MappingProxyType({"window": 26_000})
     compacts_between_prompts = True
     compacted = MappingProxyType({"summary": None, "main.4": None})

@@ -83,19 +83,21 @@ class Script:
             return "title", "A scripted title"
         said = [turn.text for turn in found if turn.role == "user"]
         if re.search(self.summary_request, said[-1]):
-            return "summary", _summary(_done(prompt, "main"))
+            actor = self._actor(said) or "main"
+            return "summary", _summary(actor, _done(prompt, actor))
         actor = self._actor(said)
+        if actor is None:
+            raise LookupError(f"no user names an actor: {[text[:200] for text in said]}")
         number = _done(prompt, actor) + 1
         if number > len(self.steps[actor]):
             raise LookupError(f"{actor} has no step {number}; the last message is {said[-1][:500]!r}")
         mark = f"{actor}.{number}"
         return mark, self.steps[actor][number - 1].spoken(mark, prompt)
 
-    def _actor(self, said: Sequence[str]) -> str:
+    def _actor(self, said: Sequence[str]) -> str | None:
+        """Whom the users' messages named last."""
         names = [name for text in said for name in _ACTOR.findall(text) if name in self.steps]
-        if not names:
-            raise LookupError(f"no user names an actor: {[text[:200] for text in said]}")
-        return names[-1]
+        return names[-1] if names else None
 
 
 def _done(prompt: str, actor: str) -> int:
@@ -103,6 +105,6 @@ def _done(prompt: str, actor: str) -> int:
     return max(map(int, marks), default=0)
 
 
-def _summary(done: int) -> str:
-    told = f"The task of actor-main goes on; its last step was (main.{done})."
+def _summary(actor: str, done: int) -> str:
+    told = f"The task of actor-{actor} goes on; its last step was ({actor}.{done})."
     return f"<analysis>\nShort.\n</analysis>\n<summary>\n{told}\n</summary>\n<state_snapshot>\n{told}\n</state_snapshot>"

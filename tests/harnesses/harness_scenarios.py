@@ -67,6 +67,17 @@ def compaction(harness: Harness) -> Script:
     return _script(harness, {"main": main})
 
 
+def long_errand(harness: Harness) -> Script:
+    """A sub-agent whose conversation grows past the harness's window by its fourth answer."""
+    how = "foreground" if "foreground" in harness.abilities else "background"
+    main = [Step("Another can do this.", [harness.delegate(_brief("first"), how)])]
+    if how == "background":
+        main += harness.collect(how, ["first"])
+    first = [Step(f"Part {i}.", [harness.shell("seq 1 3000")], "More.") for i in range(1, 5)]
+    first.append(Step("Report of first: all is well."))
+    return _script(harness, {"main": [*main, Step(f"All is done. {FINAL}")], "first": first})
+
+
 def errands(harness: Harness) -> Script:
     """A short tool loop."""
     main = [

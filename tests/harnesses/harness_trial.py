@@ -43,16 +43,24 @@ class Trial:
 
     def run(self, on_news: Callable[[object], None] | None = None) -> "Result":
         """Let the harness work to its end, handing over news meanwhile. Fails unless it ends as with the real API."""
-        with self.process:
-            code = self.process.ended(on_news)
-        puzzles = [line for engine in self.engines for line in engine.puzzled]
-        assert not puzzles, "\n".join(puzzles)
-        assert code == 0, f"exit code {code}\n{self.process.told()}"
+        self._end(0, on_news)
         assert FINAL in self._harness.final(self.process.output, self.folder), self.process.told()
         with RunLogIndex(self.record) as runs:
             assert list(runs.ids) == [EXECUTION]
             found = inspect(runs.load(EXECUTION))
         return Result(found, self._script, self._stage, self.engines)
+
+    def run_to_failure(self) -> str:
+        """Let the harness work until it gives up, with exit code 1; what it printed."""
+        self._end(1)
+        return self.process.output
+
+    def _end(self, expected: int, on_news: Callable[[object], None] | None = None) -> None:
+        with self.process:
+            code = self.process.ended(on_news)
+        puzzles = [line for engine in self.engines for line in engine.puzzled]
+        assert not puzzles, "\n".join(puzzles)
+        assert code == expected, f"exit code {code}\n{self.process.told()}"
 
     def hold(self, tokens: int, marks: set[str] | None = None) -> None:
         """Engines stop requests, or the first one for each of the marks, after so many tokens, and are news then."""

@@ -9,6 +9,9 @@ from proxy_stage import wait_until
 HELD_TOKENS = 15
 """Shorter than any answer of the scripts; longer than the thinking of `errands`."""
 
+OVERFLOW_TOKENS = 60_000
+"""More than two prompts of `compaction` take, less than the third."""
+
 LOST_S = 6.0
 """Longest time of a call where engines are lost for good."""
 
@@ -41,13 +44,37 @@ def test_a_reroute_in_the_middle_of_every_answer(harness, harness_stage, tmp_pat
 
 @each_harness
 def test_compaction(harness, harness_stage, tmp_path):
-    need(harness, "compaction")
+    need(harness, harness.compacted, "does not compact")
     script = harness_scenarios.compaction(harness)
     prompts = 2 if harness.compacts_between_prompts else 1
     result = Trial(harness_stage, harness, script, tmp_path, prompts=prompts, **harness.compaction).run()
     result.sound()
     assert result.tree == chains(script) | harness.compacted
-    assert result.roles == {"main.3": "main", "summary": "main-summary", "main.5": "main"}
+    assert result.roles == roles(script) | {"main.3": "main", "summary": "main-summary"}
+
+
+@each_harness
+def test_a_sub_agent_compacts(harness, harness_stage, tmp_path):
+    need(harness, harness.sub_compacted, "does not compact in sub-agents")
+    script = harness_scenarios.long_errand(harness)
+    result = Trial(harness_stage, harness, script, tmp_path, **harness.compaction).run()
+    result.sound()
+    assert result.tree == chains(script) | harness.sub_compacted
+    assert result.roles == roles(script) | {"first.4": "sub-agent", "summary": "sub-agent-summary"}
+
+
+@each_harness
+def test_a_prompt_that_is_too_long(harness, harness_stage, tmp_path):
+    need(harness, harness.overflowed or harness.gives_up, "says nothing that a test could read then")
+    script = harness_scenarios.compaction(harness)
+    trial = Trial(harness_stage, harness, script, tmp_path, context_length=OVERFLOW_TOKENS)
+    if harness.gives_up:
+        assert harness.gives_up in trial.run_to_failure()
+        return
+    result = trial.run()
+    result.sound()
+    assert result.tree == chains(script) | harness.overflowed
+    assert result.roles == roles(script) | {"main.2": "main", "summary": "main-summary"}
 
 
 @each_harness
