@@ -3,12 +3,10 @@
 import json
 
 import pytest
-from gyre_proxy.nesting import DEPTH, too_deep
+from gyre_proxy.nesting import DEPTH, RECORDED_DEPTH, too_deep
 from gyre_proxy.parsers import TOOL_PARSERS, AnswerFormat, parse
 
 USER = {"role": "user", "content": "look"}
-ROOM = DEPTH - 8
-"""Levels that fit inside any field of a request."""
 
 
 def nest(levels):
@@ -33,6 +31,8 @@ def bodies(levels):
         {"type": "function_call_output", "call_id": "t", "output": "x"},
     ]
     spec = {"name": "f", "parameters": value}
+    search = {"type": "tool_search_call", "call_id": "s", "arguments": value}
+    shaped = {"type": "json_schema", "name": "n", "schema": value}
     return [
         ("messages", {"messages": [USER], "tools": [{"name": "f", "input_schema": value}]}),
         ("messages", {"messages": [USER, {"role": "assistant", "content": [use]}, result]}),
@@ -40,11 +40,33 @@ def bodies(levels):
         ("chat/completions", {"messages": [USER, *answered]}),
         ("responses", {"input": "look", "tools": [{"type": "function", **spec}]}),
         ("responses", {"input": [USER, *items]}),
+        (
+            "messages",
+            {"messages": [USER], "tools": [{"name": "f", "input_schema": {}, "input_examples": [value]}]},
+        ),
+        (
+            "messages",
+            {"messages": [USER], "output_config": {"format": {"type": "json_schema", "schema": value}}},
+        ),
+        ("messages", {"messages": [USER], "diagnostics": value}),
+        ("responses", {"input": "look", "text": {"format": shaped}}),
+        (
+            "responses",
+            {
+                "input": "look",
+                "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function", **spec}]}],
+            },
+        ),
+        ("responses", {"input": [USER, search]}),
+        ("responses", {"input": "look", "client_metadata": value}),
     ]
 
 
+PLACES = range(len(bodies(1)))
+
+
 @pytest.mark.parametrize("levels", [DEPTH + 1, 300, 600, 900])
-@pytest.mark.parametrize("place", range(6))
+@pytest.mark.parametrize("place", PLACES)
 def test_what_nests_too_deep_is_refused_in_each_protocol(scene, levels, place):
     proxy, engine = scene(["Hello."])
     path, body = bodies(levels)[place]
@@ -54,10 +76,29 @@ def test_what_nests_too_deep_is_refused_in_each_protocol(scene, levels, place):
     assert (answer.json().get("type") == "error") == (path == "messages")
 
 
-@pytest.mark.parametrize("place", range(6))
+def recorded_bodies(levels):
+    """(path, body) for every field that the run log repeats."""
+    binding = {"type": "adaptive", "block_binding": nest(levels)}
+    return [
+        ("messages", {"messages": [USER], "thinking": binding}),
+        ("chat/completions", {"messages": [USER], "chat_template_kwargs": nest(levels)}),
+    ]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_the_run_log_repeats_may_nest_less_deep(scene, place):
+    proxy, _ = scene(["Hello."])
+    path, body = recorded_bodies(RECORDED_DEPTH)[place]
+    assert proxy.post(path, body).status_code == 200 and len(proxy.calls()) == 1
+    path, body = recorded_bodies(RECORDED_DEPTH + 1)[place]
+    answer = proxy.post(path, body)
+    assert answer.status_code == 400 and "nests deeper" in answer.text
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_what_nests_less_deep_is_served(scene, place):
     proxy, _ = scene(["Hello."])
-    path, body = bodies(ROOM)[place]
+    path, body = bodies(DEPTH - 1)[place]
     assert proxy.post(path, body).status_code == 200
 
 

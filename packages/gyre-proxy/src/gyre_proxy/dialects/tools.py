@@ -19,8 +19,10 @@ def function_tool(name: str, description: str | None, parameters: dict | None) -
 
 def forced_tool(name: str | None, tools: Iterable[dict], *path: str) -> str | None:
     """The `forced` of a request, checked against the tools on offer; `path` is the field that names the tool."""
+    if name is None:
+        return None
     names = {tool["function"]["name"] for tool in tools}
-    if name is None or (name == "" and names) or name in names:
+    if (name == "" and names) or name in names:
         return name
     raise BadField("names a tool that is not in 'tools'" if name else "needs 'tools' to choose from", *path)
 
