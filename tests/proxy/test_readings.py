@@ -3,6 +3,7 @@
 import copy
 import random
 
+import orjson
 import pytest
 from gyre_proxy import dialects
 from gyre_proxy.dialects.checks import BadField
@@ -70,6 +71,11 @@ def _filled(value, n):
     return {key: _filled(inner, n) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
+def known(readings, field, body):
+    """Items of the body that need not be read again."""
+    return readings.resume(field, orjson.dumps(body.get("tools")), orjson.dumps(body[field]))[1]
+
+
 def meant(parse, body, readings=None):
     """The request, or why it is none."""
     try:
@@ -83,8 +89,17 @@ def test_a_growing_conversation_means_the_same_read_at_once_or_by_and_by(protoco
     readings, parse = Readings(), dialects.BY_PATH[protocol].parse
     for body in bodies(protocol):
         assert parse(copy.deepcopy(body), readings) == parse(body)
-    field = TEXT[protocol]
-    assert readings.resume(field, body["tools"], body[field])[1] == len(body[field]) - MOVING
+    assert known(readings, TEXT[protocol], body) == len(body[TEXT[protocol]]) - MOVING
+
+
+@pytest.mark.parametrize("one, other", [(True, 1), (1, 1.0), ({"a": 1, "b": 2}, {"b": 2, "a": 1})])
+def test_what_only_python_takes_for_equal_is_read_anew(one, other):
+    readings, parse = Readings(), dialects.BY_PATH["messages"].parse
+    (body,) = bodies("messages")[-1:]
+    for value in (one, other):
+        changed = copy.deepcopy(body)
+        changed["messages"][1]["content"][1]["input"] = {"x": value}
+        assert repr(parse(changed, readings)) == repr(parse(copy.deepcopy(changed)))
 
 
 @pytest.mark.parametrize("protocol", TEXT)
@@ -118,6 +133,19 @@ def test_a_bad_item_behind_known_ones_is_named_by_its_place(protocol):
     assert f"{field}[{len(body[field]) - 1}]" in str(known.value)
 
 
+@pytest.mark.parametrize("depth", [150, 250, 300, 900])
+@pytest.mark.parametrize("protocol", TEXT)
+def test_what_nests_too_deep_is_refused_like_at_first(protocol, depth):
+    readings, parse = Readings(), dialects.BY_PATH[protocol].parse
+    body = bodies(protocol)[-1]
+    parse(copy.deepcopy(body), readings)
+    deep = []
+    for _ in range(depth):
+        deep = [deep]
+    body[TEXT[protocol]].append({"role": "user", "content": [{"type": "text", "text": deep}]})
+    assert meant(parse, body, readings) == meant(parse, body)
+
+
 @pytest.mark.parametrize("field, value", [("tools", 5), ("model", 5), ("tool_choice", "sometimes")])
 def test_fields_beside_the_known_items_are_checked_every_time(field, value):
     readings, parse = Readings(), dialects.BY_PATH["chat/completions"].parse
@@ -141,7 +169,7 @@ def test_recorded_requests_of_harnesses_mean_the_same():
                 fresh = parse(copy.deepcopy(body))
             except BadField:
                 continue
-            taken_over += readings.resume(field, body.get("tools"), body[field])[1] > 0
+            taken_over += known(readings, field, body) > 0
             assert parse(body, readings) == fresh
             compared += 1
     assert compared > 300 and taken_over > 50

@@ -12,17 +12,18 @@ RECORDED_DEPTH = 100
 """Levels of what is repeated in the run log, whose lines nest DEPTH levels in all."""
 
 
+_CONTAINERS = (dict, list)
+
+
 def too_deep(value: object, depth: int = DEPTH) -> bool:
     """Whether a JSON value nests deeper than `depth`. Cost is one pass, without recursion."""
-    level = [value]
+    level = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(depth):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
+        below: list = []
+        for outer in level:
+            values = outer.values() if isinstance(outer, dict) else outer
+            below += [inner for inner in values if isinstance(inner, _CONTAINERS)]
+        if not below:
             return False
+        level = below
     return True

@@ -11,6 +11,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 
 import numpy as np
 import orjson
@@ -148,12 +149,13 @@ class Session:
     """Calls that others extend."""
     _heads: "OrderedDict[tuple[str, Message | None], None]" = field(default_factory=OrderedDict)
     """Offers and system prompts of the last roots, to tell why a new one is none of them."""
+    _tool_lists: list[tuple[tuple[dict, ...], str]] = field(default_factory=list)
     _walks: list[_Walk] = field(default_factory=list)
     """Of the agents that spoke last, the latest first."""
 
     def match(self, conversation: Conversation) -> Match:
         """The deepest recorded node that the conversation extends."""
-        tools = tools_digest(conversation.tools) if conversation.tools else None
+        tools = self._tools_digest(conversation.tools) if conversation.tools else None
         offer = tools or ""
         if conversation.template_arguments:
             offer += orjson.dumps(conversation.template_arguments, option=orjson.OPT_SORT_KEYS).decode()
@@ -251,6 +253,15 @@ class Session:
             self._payloads[call.id][2] for m in messages for call in m.tool_calls if call.id in self._payloads
         )
         return list(dict.fromkeys(made))
+
+    def _tools_digest(self, tools: tuple[dict, ...]) -> str:
+        """`tools_digest`, looked up for the lists of the last requests: they are long, and of the same objects."""
+        for known, digest in self._tool_lists:
+            if len(known) == len(tools) and all(map(is_, known, tools)):
+                return digest
+        digest = tools_digest(tools)
+        self._tool_lists = [(tools, digest), *self._tool_lists][:WALKS]
+        return digest
 
     def _restore(self, message: Message) -> Message:
         """The message with recorded tool-call payloads under the incoming ids."""

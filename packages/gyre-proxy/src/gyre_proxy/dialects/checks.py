@@ -99,7 +99,7 @@ def whole(value: int | float | None) -> int | None:
 
 def anything(value: object) -> None:
     """Any JSON that is not too deep to be compared and rendered."""
-    if type(value) in (dict, list) and too_deep(value):
+    if value and too_deep(value):
         raise BadField(f"nests deeper than {DEPTH} levels; flatten it")
 
 
@@ -197,14 +197,14 @@ def table(fields: Mapping[str, Check], required: str = "") -> Check:
 
     `required`: names of the fields that must be there, separated by blanks.
     """
-    plain = {name: check.plain for name, check in fields.items() if hasattr(check, "plain")}
+    plain_type = {name: check.plain for name, check in fields.items() if hasattr(check, "plain")}.get
     needed = required.split()
 
     def check(value: object) -> None:
         if type(value) is not dict:
             raise BadField("must be an object")
         for name, inner in value.items():
-            if type(inner) is plain.get(name) or inner is None:
+            if type(inner) is plain_type(name) or inner is None:
                 continue
             check_one = fields.get(name)
             if check_one is not None:

@@ -5,8 +5,8 @@ Invariant: the same image gives the same line in every protocol, and the line do
 
 from gyre_proxy.dialects.checks import BadField
 
-URL_SHOWN, TYPE_SHOWN = 2000, 100
-"""Characters of an image's address and of its media type that the model sees."""
+SHOWN, TYPE_SHOWN = 2000, 100
+"""Characters of an image's address, and of its media type, that the model sees."""
 
 
 def image_url(value: object) -> None:
@@ -18,7 +18,7 @@ def image_url(value: object) -> None:
 
 
 def image(what: str) -> str:
-    return f"[image {what}: this model reads text only]"
+    return f"[image {what[:SHOWN]}: this model reads text only]"
 
 
 def base64_image(media_type: str, data: str) -> str:
@@ -30,7 +30,7 @@ def base64_image(media_type: str, data: str) -> str:
 def url_image(url: str) -> str:
     """The line for an image by address; a data: URL holds the image itself."""
     if not url.startswith("data:"):
-        return image(url[:URL_SHOWN])
+        return image(url)
     head, _, data = url[len("data:") :].partition(",")
     media_type, _, encoding = head.partition(";")
     if encoding.endswith("base64"):

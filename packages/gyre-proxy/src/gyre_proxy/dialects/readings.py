@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
+import orjson
+
 from gyre_proxy.dialects.checks import BadField, Check
 
 ROWS = 4
@@ -29,8 +31,10 @@ class Reader(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Row:
     field: str
-    tools: object
-    items: list
+    tools: bytes
+    head: bytes
+    """The items as JSON, which tells 1 from true, without the bracket at the end."""
+    count: int
     reader: Reader
 
 
@@ -40,20 +44,22 @@ class Readings:
     def __init__(self) -> None:
         self._rows: list[_Row] = []
 
-    def resume(self, field: str, tools: object, items: list) -> tuple[Reader | None, int]:
-        """A reader of the first n items, and n; (None, 0) when nothing like it was read."""
+    def resume(self, field: str, tools: bytes, text: bytes) -> tuple[Reader | None, int]:
+        """A reader of the first n items of a list that is `text` as JSON, and n; (None, 0) when none is known."""
         like = (
-            row
-            for row in self._rows
-            if row.field == field and row.tools == tools and items[: len(row.items)] == row.items
+            row for row in self._rows if row.field == field and row.tools == tools and _begins(text, row.head)
         )
-        row = max(like, key=lambda row: len(row.items), default=None)
-        return (row.reader.copy(), len(row.items)) if row else (None, 0)
+        row = max(like, key=lambda row: row.count, default=None)
+        return (row.reader.copy(), row.count) if row else (None, 0)
 
-    def keep(self, field: str, tools: object, items: list, reader: Reader) -> None:
+    def keep(self, field: str, tools: bytes, head: bytes, count: int, reader: Reader) -> None:
         """Note a reading in the place of those that it goes on from."""
-        others = [row for row in self._rows if row.items != items[: len(row.items)]]
-        self._rows = [_Row(field, tools, items, reader.copy()), *others][:ROWS]
+        others = [row for row in self._rows if not _begins(head + b",", row.head)]
+        self._rows = [_Row(field, tools, head, count, reader.copy()), *others][:ROWS]
+
+
+def _begins(text: bytes, head: bytes) -> bool:
+    return text.startswith(head) and text[len(head) : len(head) + 1] in (b",", b"]")
 
 
 def read(
@@ -69,20 +75,28 @@ def read(
     `begin(tools)` makes a reader for checked tools.
     """
     items, tools = body.get(field), body.get("tools")
-    if type(items) is not list or type(tools) not in (list, type(None)):
+    listed = type(items) is list and type(tools) in (list, type(None))
+    if readings is None or not listed:
         check(body)
-        items = []
-    reader, known = (None, 0) if readings is None else readings.resume(field, tools, items)
+        return _read(begin(tools or []), items[: len(items) - left_out] if type(items) is list else [])
+    try:
+        offered, text = orjson.dumps(tools), orjson.dumps(items)
+        reader, known = readings.resume(field, offered, text)
+    except orjson.JSONEncodeError:  # it nests deeper than JSON can be written
+        check(body)
+        raise
     _check(check, body, field, known)
-    if reader is None:
-        reader = begin(tools or [])
     end = len(items) - left_out
     settled = max(known, end - MOVING)
-    for item in items[known:settled]:
-        reader.add(item)
-    if readings is not None and settled > known:
-        readings.keep(field, tools, items[:settled], reader)
-    for item in items[settled:end]:
+    _read(reader := reader or begin(tools or []), items[known:settled])
+    if settled > known:
+        after = len(orjson.dumps(items[settled:])) - 1
+        readings.keep(field, offered, text[: len(text) - after - (settled < len(items))], settled, reader)
+    return _read(reader, items[settled:end])
+
+
+def _read(reader: Reader, items: list) -> Reader:
+    for item in items:
         reader.add(item)
     return reader
 
