@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from proxy_tokenizer import QWEN3_TEMPLATE, TURN_COUNTING_TEMPLATE, build_tokenizer, write_directory
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoTokenizer
 
 TOOL = {"type": "function", "function": {"name": "shell", "parameters": {"type": "object", "properties": {}}}}
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
@@ -31,6 +30,8 @@ def result(text):
 
 
 def test_a_prompt_has_the_ids_that_transformers_gives(tokenizer_dir, codec):
+    from transformers import AutoTokenizer  # seconds that no other test needs
+
     messages = (
         Message("system", "Be brief."),
         user("look"),

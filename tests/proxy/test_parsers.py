@@ -1,11 +1,12 @@
 """What an answer's text means, and that a growing answer shows the same."""
 
+import itertools
 import json
 
 import pytest
 from gyre_proxy.parsers import REASONINGS, TOOL_PARSERS, AnswerFormat, Parsed, Segmenter, parse, tool_types
 from gyre_proxy.tool_types import typed
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -157,30 +158,40 @@ def test_thousands_of_malformed_calls_cost_no_more_than_their_length(name):
     assert parse(text, form(tools=name), TYPES) == Parsed("", text)
 
 
-@given(
-    st.sampled_from(list(CALLS)),
-    st.sampled_from([None, *REASONINGS]),
-    st.lists(
-        PIECES | st.sampled_from(["name", '{"name": "f"', "<|channel>thought\n", "<channel|>"]), max_size=12
-    ),
-    st.booleans(),
-    st.booleans(),
-    st.data(),
-)
-def test_a_growing_answer_shows_a_prefix_of_the_whole(
-    name, reasoning, pieces, in_reasoning, with_tools, data
-):
+@st.composite
+def grown(draw):
+    """(format, text, sizes of the pieces in which it comes) of answers that are mostly tags and calls."""
+    name, reasoning = draw(st.sampled_from(list(CALLS))), draw(st.sampled_from([None, *REASONINGS]))
     call = CALLS[name]
-    cut = data.draw(st.integers(0, len(call)))
-    text = "".join({"text": call, "é": call[:cut]}.get(piece, piece) for piece in pieces)
-    answers = form(in_reasoning and reasoning is not None, name, reasoning)
+    tags = (reasoning.opening, reasoning.closing) if reasoning else ("",)
+    part = st.sampled_from(
+        [
+            call,
+            call.removeprefix("<|python_tag|>"),
+            call[:-3],
+            TOOL_PARSERS[name].opening,
+            *tags,
+            '{"name": "f"',
+        ]
+    )
+    text = "".join(draw(st.lists(part, max_size=3) | st.lists(part | PIECES, max_size=8)))
+    in_reasoning = reasoning is not None and draw(st.booleans())
+    sizes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    return form(in_reasoning, name, reasoning), text, sizes
+
+
+@settings(max_examples=400)
+@given(grown(), st.booleans())
+def test_a_growing_answer_shows_a_prefix_of_the_whole(answer, with_tools):
+    answers, text, sizes = answer
     whole = parse(text, answers, TYPES if with_tools else None)
-    segmenter, shown = Segmenter(answers, with_tools), {"reasoning": "", "text": ""}
-    while text:
-        size = data.draw(st.integers(1, len(text)))
-        for kind, piece in segmenter.feed(text[:size]):
+    segmenter, shown, position = Segmenter(answers, with_tools), {"reasoning": "", "text": ""}, 0
+    for size in itertools.cycle(sizes):
+        if position >= len(text):
+            break
+        for kind, piece in segmenter.feed(text[position : position + size]):
             shown[kind] += piece
-        text = text[size:]
+        position += size
     assert whole.reasoning.startswith(shown["reasoning"])
     assert whole.text.startswith(shown["text"])
 
