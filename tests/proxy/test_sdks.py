@@ -6,7 +6,9 @@ import anthropic
 import openai
 import pydantic
 import pytest
+from fuzz_bodies import ALL
 
+ECHO = {"role": "assistant", "content": "Fine."}
 CALL = (
     "<think>\nlook\n</think>\n\nI look.\n"
     '<tool_call>\n{"name": "shell", "arguments": {"cmd": "ls"}}\n</tool_call>'
@@ -131,6 +133,30 @@ def test_models_and_token_counts_are_served_to_the_sdks(scene):
     client.messages.create(model="m", max_tokens=5, messages=messages)
     assert counted == len(engine.requests[0]["input_ids"])
     assert [m.id for m in openai.OpenAI(base_url=f"{proxy.url}/v1", api_key="k").models.list()] == ["gyre"]
+
+
+@pytest.mark.parametrize("place", range(len(ALL["messages"])))
+def test_the_count_of_tokens_is_that_of_the_prompt(scene, place):
+    """With tools, images, documents, a begun answer, a schema; before the first call and as a later turn."""
+    proxy, engine = scene(["Fine.", "Fine."])
+    body = ALL["messages"][place]
+
+    def counted():
+        return proxy.post("messages/count_tokens", body).json()["input_tokens"]
+
+    before = counted()
+    assert proxy.post("messages", body).status_code == 200
+    assert counted() == before == len(engine.requests[0]["input_ids"])
+    body = {
+        **body,
+        "messages": [*body["messages"], *([] if place == 2 else [ECHO]), {"role": "user", "content": "go"}],
+    }
+    before = counted()
+    answer = proxy.post("messages", body).json()
+    assert before == len(engine.requests[1]["input_ids"])
+    usage = answer["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == before
+    assert (usage["cache_read_input_tokens"] > 0) == (place != 2)
 
 
 def test_models_are_listed_and_found_by_both_sdks(scene):
