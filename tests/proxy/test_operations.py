@@ -500,3 +500,10 @@ def test_answers_name_their_call_where_sdks_look_for_it(scene):
         answer = proxy.post("chat/completions", chat({"role": "user", "content": str(stream)}, stream=stream))
         call = proxy.calls()[-1]
         assert answer.headers["x-request-id"] == answer.headers["request-id"] == call.id
+
+
+def test_tool_calls_that_cannot_be_read_are_counted(scene):
+    proxy, _ = scene(["<tool_call>\n{broken\n</tool_call> and <tool_call>"])
+    message = said(proxy.post("chat/completions", chat(tools=[TOOL])))
+    assert message["content"].startswith("<tool_call>\n{broken")
+    assert measured(proxy)["parse_failures_total",] == 2

@@ -104,6 +104,8 @@ class Answer:
     """The client's stop string that ended the answer; it is in the tokens, not in the text."""
     reused_tokens: int = 0
     """How many of the prompt tokens are those of a recorded path."""
+    malformed: int = 0
+    """Tool calls in the text that could not be read."""
     begun: int = 0
     """Characters of the text that the client wrote itself (prefill) and does not get again."""
 

@@ -468,6 +468,7 @@ class Gateway:
         metrics.tokens.labels("encoded").inc(len(flight.prompt.new))
         metrics.tokens.labels("reused").inc(parent.length if parent else 0)
         metrics.tokens.labels("sampled").inc(len(flight.ids))
+        metrics.malformed.inc(answer.malformed)
         metrics.untrainable.inc(sum(value is None for value in flight.logprobs))
         metrics.spent("record", time.time() - sampled)
         if dispatched is not None:

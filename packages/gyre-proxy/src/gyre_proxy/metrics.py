@@ -56,7 +56,7 @@ class Metrics:
         )
         self.continued = counter("continued", "Calls that went on after an engine was lost or left.", "cause")
         self.reroutes = counter("reroutes", "Engines emptied through the admin API.")
-        self.malformed = counter("parse_failures", "Answers with a tool call that could not be read.")
+        self.malformed = counter("parse_failures", "Tool calls that could not be read and stayed text.")
         self.untrainable = counter("untrainable_tokens", "Sampled tokens without a usable log-prob.")
         self._stages = Histogram(
             "gyre_proxy_stage_seconds",

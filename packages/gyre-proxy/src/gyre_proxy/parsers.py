@@ -5,7 +5,7 @@ inside of thinking are thinking. What `Segmenter` lets out while the answer grow
 the whole.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gyre_proxy.tool_formats import TOOL_PARSERS, Block, Call, ToolFormat, beginning
 from gyre_proxy.tool_types import Types, tool_types
@@ -55,6 +55,8 @@ class Parsed:
     reasoning: str
     text: str
     calls: tuple[Call, ...] = ()
+    malformed: int = field(default=0, compare=False)
+    """Beginnings of calls that could not be read; they are in the text."""
 
 
 def parse(text: str, form: AnswerFormat, types: Types | None) -> Parsed:
@@ -65,19 +67,23 @@ def parse(text: str, form: AnswerFormat, types: Types | None) -> Parsed:
     pieces: list[str] = []
     calls: list[Call] = []
     end = 0
-    for start, block in _blocks(visible, form.tools, types):
+    blocks, malformed = _blocks(visible, form.tools, types)
+    for start, block in blocks:
         pieces.append(visible[end:start])
         calls += block.calls
         end = block.end
     if not calls:
-        return Parsed(reasoning, visible)
+        return Parsed(reasoning, visible, (), malformed)
     pieces.append(visible[end:])
     kept = "".join(piece for piece in pieces if piece.strip())
-    return Parsed(reasoning, kept.rstrip(), tuple(calls))
+    return Parsed(reasoning, kept.rstrip(), tuple(calls), malformed)
 
 
-def _blocks(text: str, form: ToolFormat, types: Types) -> list[tuple[int, Block]]:
-    """(start, block) of each well-formed block of calls. A malformed one hides none after or inside of it."""
+def _blocks(text: str, form: ToolFormat, types: Types) -> tuple[list[tuple[int, Block]], int]:
+    """(start, block) of each well-formed block of calls, and how many are malformed.
+
+    A malformed one hides none after or inside of it.
+    """
     out: list[tuple[int, Block]] = []
     position = malformed = 0
     while malformed < MALFORMED and (start := form.begin(text, position, position == 0)) >= 0:
@@ -88,7 +94,7 @@ def _blocks(text: str, form: ToolFormat, types: Types) -> list[tuple[int, Block]
         else:
             out.append((start, block))
             position = block.end
-    return out
+    return out, malformed
 
 
 def _split_reasoning(text: str, form: AnswerFormat) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Owns what was read of an execution's last requests, so that a growing conversation is read once and not every turn.
 
 Pure; forgetting it costs time only. Invariant: a reader goes on only behind items that equal those it read, under
-equal tools.
+equal tools, in the protocol that it reads.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,8 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    field: str
+    begin: Callable[[list], Reader]
+    """What made the reader: each protocol has its own."""
     tools: bytes
     head: bytes
     """The items as JSON, which tells 1 from true, without the bracket at the end."""
@@ -44,18 +45,20 @@ class Readings:
     def __init__(self) -> None:
         self._rows: list[_Row] = []
 
-    def resume(self, field: str, tools: bytes, text: bytes) -> tuple[Reader | None, int]:
+    def resume(self, begin: Callable[[list], Reader], tools: bytes, text: bytes) -> tuple[Reader | None, int]:
         """A reader of the first n items of a list that is `text` as JSON, and n; (None, 0) when none is known."""
         like = (
-            row for row in self._rows if row.field == field and row.tools == tools and _begins(text, row.head)
+            row for row in self._rows if row.begin is begin and row.tools == tools and _begins(text, row.head)
         )
         row = max(like, key=lambda row: row.count, default=None)
         return (row.reader.copy(), row.count) if row else (None, 0)
 
-    def keep(self, field: str, tools: bytes, head: bytes, count: int, reader: Reader) -> None:
+    def keep(
+        self, begin: Callable[[list], Reader], tools: bytes, head: bytes, count: int, reader: Reader
+    ) -> None:
         """Note a reading in the place of those that it goes on from."""
         others = [row for row in self._rows if not _begins(head + b",", row.head)]
-        self._rows = [_Row(field, tools, head, count, reader.copy()), *others][:ROWS]
+        self._rows = [_Row(begin, tools, head, count, reader.copy()), *others][:ROWS]
 
 
 def _begins(text: bytes, head: bytes) -> bool:
@@ -81,7 +84,7 @@ def read(
         return _read(begin(tools or []), items[: len(items) - left_out] if type(items) is list else [])
     try:
         offered, text = orjson.dumps(tools), orjson.dumps(items)
-        reader, known = readings.resume(field, offered, text)
+        reader, known = readings.resume(begin, offered, text)
     except orjson.JSONEncodeError:  # it nests deeper than JSON can be written
         check(body)
         raise
@@ -91,7 +94,7 @@ def read(
     _read(reader := reader or begin(tools or []), items[known:settled])
     if settled > known:
         after = len(orjson.dumps(items[settled:])) - 1
-        readings.keep(field, offered, text[: len(text) - after - (settled < len(items))], settled, reader)
+        readings.keep(begin, offered, text[: len(text) - after - (settled < len(items))], settled, reader)
     return _read(reader, items[settled:end])
 
 
