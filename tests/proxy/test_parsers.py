@@ -196,6 +196,15 @@ def test_a_growing_answer_shows_a_prefix_of_the_whole(answer, with_tools):
     assert whole.text.startswith(shown["text"])
 
 
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("alone", [True, False])
+def test_nothing_of_a_call_is_shown_while_it_grows(name, alone):
+    text = CALLS[name].removeprefix("<|python_tag|>") if alone else f"Text. {CALLS[name]}"
+    segmenter = Segmenter(form(tools=name), True)
+    shown = "".join(piece for character in text for _, piece in segmenter.feed(character))
+    assert shown == ("" if alone else "Text.")
+
+
 def test_text_is_shown_as_soon_as_no_call_can_begin_in_it():
     segmenter = Segmenter(form(), True)
     assert [segmenter.feed(text) for text in ("Hel", "lo <", "tool", "s> and <tool_call>", "x")] == [
