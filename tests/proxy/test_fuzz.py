@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +13,7 @@ from gyre_proxy.bodies import json_object
 from gyre_proxy.codec import Codec
 from gyre_proxy.conversation import Request
 from gyre_proxy.dialects import BY_PATH
+from gyre_proxy.dialects.readings import Readings
 from gyre_proxy.errors import BadRequest
 from gyre_trajtree import Call, read_run_log
 from hypothesis import HealthCheck, given, settings
@@ -71,6 +72,43 @@ def test_one_wrong_value_is_read_or_refused_where_it_stands(path):
                 )
 
     attempt()
+
+
+def test_what_was_read_before_changes_nothing():
+    """Requests of three protocols in any order, damaged or not, all with the memory of one execution."""
+    readings = Readings()
+    long = [grown(path) for path in PATHS]
+
+    @settings(fuzzing, max_examples=300)
+    @given(st.sampled_from(range(len(PATHS))), st.data())
+    def attempt(which, data):
+        body = copy.deepcopy(long[which])
+        field = "input" if "input" in body else "messages"
+        del body[field][data.draw(st.integers(1, len(body[field]))) :]
+        if data.draw(st.booleans()):
+            body = data.draw(damaged(body))
+        try:
+            body = json_object({}, written(body))
+        except BadRequest:
+            return
+        parse = BY_PATH[PATHS[which]].parse
+        assert meant(parse, body, readings) == meant(parse, body, None)
+
+    attempt()
+
+
+def grown(path: str) -> dict:
+    """A valid body whose items come three times."""
+    field = "input" if path == "responses" else "messages"
+    return {**RICH[path], field: json.loads(json.dumps(RICH[path][field] * 3))}
+
+
+def meant(parse: Callable, body: dict, readings: Readings | None) -> Request | str:
+    """The request, or why it is none."""
+    try:
+        return parse(copy.deepcopy(body), readings)
+    except BadRequest as error:
+        return f"{error} ({error.param})"
 
 
 def send(target: SimpleNamespace, path: str, body: bytes) -> httpx.Response:

@@ -6,10 +6,12 @@ import random
 import orjson
 import pytest
 from gyre_proxy import dialects
+from gyre_proxy.dialects import chat_request, messages_request, responses_request
 from gyre_proxy.dialects.checks import BadField
 from gyre_proxy.dialects.readings import MOVING, Readings
 from trace_replay import scenarios
 
+READERS = (messages_request._Reader, chat_request._Reader, responses_request._Reader)
 TEXT = {"messages": "messages", "chat/completions": "messages", "responses": "input"}
 
 
@@ -73,7 +75,8 @@ def _filled(value, n):
 
 def known(readings, field, body):
     """Items of the body that need not be read again."""
-    return readings.resume(field, orjson.dumps(body.get("tools")), orjson.dumps(body[field]))[1]
+    tools, text = orjson.dumps(body.get("tools")), orjson.dumps(body[field])
+    return max(readings.resume(reader, tools, text)[1] for reader in READERS)
 
 
 def meant(parse, body, readings=None):
@@ -90,6 +93,19 @@ def test_a_growing_conversation_means_the_same_read_at_once_or_by_and_by(protoco
     for body in bodies(protocol):
         assert parse(copy.deepcopy(body), readings) == parse(body)
     assert known(readings, TEXT[protocol], body) == len(body[TEXT[protocol]]) - MOVING
+
+
+def test_two_protocols_that_send_the_same_items_do_not_share_what_was_read():
+    """Messages and Chat Completions name their list alike, and plain messages are the same in both."""
+    said = [
+        {"role": "user" if n % 2 == 0 else "assistant", "content": f"m{n}"} for n in range(2 * MOVING + 1)
+    ]
+    readings, parsers = (
+        Readings(),
+        [dialects.BY_PATH[path].parse for path in ("messages", "chat/completions")],
+    )
+    for parse in parsers * 2:
+        assert parse({"messages": said}, readings) == parse({"messages": said})
 
 
 @pytest.mark.parametrize("one, other", [(True, 1), (1, 1.0), ({"a": 1, "b": 2}, {"b": 2, "a": 1})])
