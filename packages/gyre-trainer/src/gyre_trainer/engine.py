@@ -19,8 +19,16 @@ from pathlib import Path
 import torch
 
 from gyre_trainer import errors
-from gyre_trainer.errors import EngineError, EngineReleased, ModelError, RequestError, TrainerError
-from gyre_trainer.generation import Generation, Output, Sampling
+from gyre_trainer.errors import (
+    ContractError,
+    EngineError,
+    EngineReleased,
+    MalformedRequest,
+    ModelError,
+    RequestError,
+    TrainerError,
+)
+from gyre_trainer.generation import ABORTED_WAITING, RESERVED, Generation, Output, Sampling
 from gyre_trainer.model_qwen3 import DTYPES, Qwen3
 
 DEFAULT_CONTEXT = 4096
@@ -68,7 +76,7 @@ class GenerateRequest:
         """Raise RequestError if a model with this vocabulary and context length cannot serve it."""
         length, new = len(self.input_ids), self.sampling.max_new_tokens
         if not length:
-            raise RequestError("input_ids is empty")
+            raise RequestError("input_ids cannot be empty")
         if min(self.input_ids) < 0 or max(self.input_ids) >= vocab:
             raise RequestError(f"input_ids must lie in the vocabulary, 0 to {vocab - 1}")
         if length >= context:
@@ -80,22 +88,27 @@ class GenerateRequest:
                 f"Requested token count exceeds the model's context length of {context} tokens: "
                 f"{length} tokens of input and {new} new tokens."
             )
+        if length >= context - RESERVED:
+            raise RequestError(
+                f"Input length ({length} tokens) exceeds the maximum allowed length ({context - RESERVED} tokens)."
+            )
 
     def answer(self, output: Output) -> dict:
         """SGLang's answer for `output`; ids and log-probs are cumulative."""
         meta = {
             "id": output.rid,
             "finish_reason": output.finish,
-            "prompt_tokens": output.prompt_tokens,
             "weight_version": output.spans[-1][0],
-            "num_retractions": output.retractions,
+            "completion_tokens": len(output.output_ids),
         }
+        if output.finish != ABORTED_WAITING:
+            meta["prompt_tokens"] = output.prompt_tokens
+            meta["cached_tokens"] = output.cached_tokens
+            meta["num_retractions"] = output.retractions
         if self.return_logprob:
             pairs = zip(output.logprobs, output.output_ids, strict=True)
             meta["input_token_logprobs"] = []
             meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
-        meta["completion_tokens"] = len(output.output_ids)
-        meta["cached_tokens"] = output.cached_tokens
         if output.finish:
             meta["weight_versions"] = [{"version": v, "start": a, "end": b} for v, a, b in output.spans]
             meta["e2e_latency"] = time.monotonic() - self.arrived
@@ -106,36 +119,57 @@ class GenerateRequest:
         """Check SGLang's JSON field by field. Raises RequestError naming the first field that cannot be
         served.
         """
+        read = GenerateRequest(
+            rid=field_of(body, "rid", str, None) or uuid.uuid4().hex,
+            input_ids=_parse_ids(body.get("input_ids")),
+            stream=field_of(body, "stream", bool, None, ContractError) or False,
+            return_logprob=field_of(body, "return_logprob", bool, None) or False,
+            extra_key=f"{field_of(body, 'extra_key', str, '')}\0{field_of(body, 'cache_salt', str, '')}",
+            sampling=_parse_sampling(field_of(body, "sampling_params", dict, None) or {}),
+        )
         for name in UNSERVED:
             if body.get(name):
                 raise RequestError(f"{name} is not supported by the embedded engine: send input_ids only")
-        ids = body.get("input_ids")
-        if not isinstance(ids, list) or set(map(type, ids)) - {int}:
-            raise RequestError("input_ids must be a list of integers, the tokens of one prompt")
-        start = body.get("logprob_start_len")
-        if start is not None and start != -1 and not (type(start) is int and start >= len(ids)):
+        if body.get("input_ids") is None:
+            raise RequestError("input_ids must be given: the tokens of one prompt")
+        start = field_of(body, "logprob_start_len", int, -1)
+        if start not in (-1, len(read.input_ids)):
             raise RequestError("logprob_start_len must be -1: log-probs of prompt tokens are not supported")
-        return GenerateRequest(
-            rid=field_of(body, "rid", str, None) or uuid.uuid4().hex,
-            input_ids=ids,
-            sampling=_parse_sampling(field_of(body, "sampling_params", dict, None) or {}),
-            stream=field_of(body, "stream", bool, None) or False,
-            return_logprob=field_of(body, "return_logprob", bool, None) or False,
-            extra_key=f"{field_of(body, 'extra_key', str, '')}\0{field_of(body, 'cache_salt', str, '')}",
+        return read
+
+
+def _parse_ids(ids: object) -> list[int]:
+    if ids is None:
+        return []
+    if not isinstance(ids, list):
+        raise MalformedRequest(f"input_ids must be a list of integers, not {type(ids).__name__}")
+    kinds = set(map(type, ids)) - {int}
+    if kinds == {list}:
+        raise RequestError(
+            "input_ids must be the tokens of one prompt: batches are not supported by the embedded engine"
         )
+    if kinds:
+        kind = ContractError if kinds == {bool} else MalformedRequest
+        raise kind("input_ids must be a list of integers, the tokens of one prompt")
+    return ids
 
 
 def _parse_sampling(raw: dict) -> Sampling:
     unknown = raw.keys() - KNOWN_SAMPLING
     if unknown:
-        raise RequestError(f"sampling_params: unknown field {min(unknown)}")
+        raise ContractError(f"sampling_params: unknown field {min(unknown)}")
+    stop = raw.get("stop")
+    if isinstance(stop, list) and not all(isinstance(text, str) for text in stop):
+        raise ContractError("stop must be a string or a list of strings")
     unserved = [n for n in raw.keys() & UNSERVED_SAMPLING if raw[n]]
     unserved += [n for n in raw.keys() & NEUTRAL_AT_ONE if raw[n] not in (None, 1)]
     if unserved:
         raise RequestError(f"sampling_params: {min(unserved)} is not supported by the embedded engine")
-    stops = field_of(raw, "stop_token_ids", list, [])
+    stops = field_of(raw, "stop_token_ids", list, [], ContractError)
     if set(map(type, stops)) - {int}:
-        raise RequestError("stop_token_ids must be a list of integers")
+        raise ContractError("stop_token_ids must be a list of integers")
+    for name in IGNORED_SAMPLING - {"stream_interval"}:
+        field_of(raw, name, bool, None, ContractError)
     top_k = _number(raw, "top_k", -1, lambda k: k == -1 or k >= 1, "-1 (off) or at least 1", int)
     return Sampling(
         max_new_tokens=_new_tokens(raw),
@@ -144,8 +178,8 @@ def _parse_sampling(raw: dict) -> Sampling:
         top_k=max(top_k, 0),
         min_p=_number(raw, "min_p", 0.0, lambda p: 0 <= p <= 1, "in [0, 1]"),
         stop_token_ids=frozenset(stops),
-        ignore_eos=field_of(raw, "ignore_eos", bool, False),
-        seed=field_of(raw, "sampling_seed", int, None),
+        ignore_eos=field_of(raw, "ignore_eos", bool, False, ContractError),
+        seed=field_of(raw, "sampling_seed", int, None, ContractError),
     )
 
 
@@ -161,7 +195,9 @@ def _number(raw: dict, name: str, default, fits: Callable[[float], bool], range_
     if value is None:
         return default
     allowed = (int,) if kind is int else (int, float)
-    if type(value) not in allowed or not math.isfinite(value) or not fits(value):
+    if type(value) not in allowed:
+        raise ContractError(f"{name} must be a number {range_}, got {value!r}")
+    if not math.isfinite(value) or not fits(value):
         raise RequestError(f"{name} must be {range_}, got {value!r}")
     return value
 
@@ -169,15 +205,15 @@ def _number(raw: dict, name: str, default, fits: Callable[[float], bool], range_
 _REQUIRED = object()
 
 
-def field_of(body: dict, name: str, kind: type, default=_REQUIRED):
-    """`body[name]`, which must be of exactly `kind`; null and missing count as `default` where there is
-    one.
+def field_of(body: dict, name: str, kind: type, default=_REQUIRED, error: type = MalformedRequest):
+    """`body[name]`, which must be of exactly `kind`, else `error`; null and missing count as `default` where
+    there is one.
     """
     value = body.get(name)
     if value is None and default is not _REQUIRED:
         return default
     if type(value) is not kind:
-        raise RequestError(f"{name} must be given as {kind.__name__}, not {type(value).__name__}")
+        raise error(f"{name} must be given as {kind.__name__}, not {type(value).__name__}")
     return value
 
 
@@ -281,7 +317,7 @@ class Engine:
             "skip_tokenizer_init": True,
             "vocab_size": generation.config.vocab,
             "context_length": generation.context,
-            "max_req_input_len": generation.context - 1,
+            "max_req_input_len": generation.context - RESERVED,
             "max_running_requests": generation.max_running,
             "internal_states": [state],
         }
@@ -320,11 +356,16 @@ class Engine:
         return self._send(self.generation.flush)
 
     def update(self, model_path: str, version: str | None, *, keep_kv: bool = False) -> Future:
-        """Load other weights of the same shape. On any error the old ones stay in force, whole."""
+        """Load other weights of the same shape. On any error the old ones stay in force, whole.
 
-        def load() -> None:
-            self.generation.load(self._load(model_path), version, keep_kv=keep_kv)
+        Resolves to whether KV was treated as asked: what a pause holds in its place keeps its KV.
+        """
+
+        def load() -> bool:
+            in_place = self.generation.paused and bool(self.generation.running)
+            self.generation.load(self._load(model_path), version, keep_kv=keep_kv or in_place)
             self.model_path = model_path
+            return keep_kv or not in_place
 
         return self._send(load)
 

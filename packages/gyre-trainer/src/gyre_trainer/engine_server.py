@@ -2,10 +2,12 @@
 
     python -m gyre_trainer.engine_server --model DIR [--host 127.0.0.1] [--port 0]
 
-prints one JSON line `{"url": ...}` when it is ready. Owns the wire: shapes of answers and errors, and which
-client gets which output. Invariants: every `/generate` is answered exactly once; a client that goes away aborts
-its request; no request body can end the process; 400 is for good, 503 for now. Tokens in, tokens out: there is
-no tokenizer here, so `text` and stop strings are refused (as SGLang does under --skip-tokenizer-init).
+prints one JSON line `{"url": ...}` when it is ready. Owns the wire: shapes of answers and errors, which client gets
+which output, and what is held: a `/generate` that comes during a pause, or while an update waits for what runs, is
+given to the engine after it and cannot be aborted before. Invariants: every `/generate` is answered exactly once; a
+client that goes away aborts its request; no request body can end the process; 400 is for good, 503 for now. Tokens in,
+tokens out: there is no tokenizer here, so `text` and stop strings are refused (as SGLang does under
+--skip-tokenizer-init).
 """
 
 import argparse
@@ -25,23 +27,34 @@ import uvloop
 
 from gyre_trainer.engine import Engine, GenerateRequest, field_of
 from gyre_trainer.engine_options import check_options
-from gyre_trainer.errors import EngineError, EngineReleased, RequestError, SettingsError, TrainerError
-from gyre_trainer.generation import Output
+from gyre_trainer.errors import (
+    ContractError,
+    EngineError,
+    EngineReleased,
+    MalformedRequest,
+    RequestError,
+    SettingsError,
+    TrainerError,
+)
+from gyre_trainer.generation import PAUSE_MODES, Output
 from gyre_trainer.model_qwen3 import DTYPES
 
 # longer than any client's pool keeps a connection, so that none is closed under a request
 KEEP_ALIVE_S = 600
 STOP_GRACE_S = 5
+# how long /health waits for a sign of life, as SGLang does; a paused engine gives none
+HEALTH_S = 20
 
 
 class _Waiter:
-    """One /generate in hand: the newest output, and an event that says there is one."""
+    """One /generate in hand: the newest output, and an event that says there is one. `gone`: so is its client."""
 
-    __slots__ = ("event", "latest")
+    __slots__ = ("event", "gone", "latest", "submitted")
 
     def __init__(self):
         self.event = asyncio.Event()
         self.latest: Output | None = None
+        self.gone = self.submitted = False
 
 
 class EngineApp:
@@ -51,6 +64,8 @@ class EngineApp:
         self.error: BaseException | None = None
         self._loop = loop
         self._waiters: dict[str, _Waiter] = {}
+        self._paused = self._updating = self._stopping = False
+        self._news = asyncio.Event()  # of anything that `_until` may wait for
         self._started = time.time()
         self._post = {
             "/generate": self._generate,
@@ -68,14 +83,30 @@ class EngineApp:
             "/get_model_info": self._model_info,
             "/model_info": self._model_info,
             "/server_info": self._server_info,
+            "/get_server_info": self._server_info,
             "/health": self._health,
-            "/ping": self._health,
+            "/ping": self._ping,
             "/ready": self._ready,
             "/flush_cache": self._flush,
         }
 
     def bind(self, engine: Engine, server: uvicorn.Server) -> None:
         self.engine, self._server = engine, server
+
+    def stopping(self) -> None:
+        """Give every client what it has; what is held is sent elsewhere."""
+        self._stopping = True
+        self._tell()
+        self.engine.resume()
+        self.engine.abort()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._news.wait()
 
     def deliver(self, outputs: list[Output]) -> None:
         """Hand outputs to their clients (from the engine's thread)."""
@@ -109,13 +140,12 @@ class EngineApp:
             detail = "Method Not Allowed" if known else "Not Found"
             return await _answer(send, 405 if known else 404, {"detail": detail})
         try:
-            body = await _body(receive)
+            body = await _body(receive, optional=path in self._get)
             if handler == self._generate:
                 return await self._generate(body, receive, send)
             await _answer(send, *await handler(body))
         except TrainerError as error:
-            status = 503 if isinstance(error, EngineReleased) else 400
-            await _answer(send, status, {"error": {"message": str(error)}})
+            await _answer(send, 503 if isinstance(error, EngineReleased) else 400, _refusal(error))
 
     async def _generate(self, body: dict, receive, send) -> None:
         try:
@@ -123,66 +153,100 @@ class EngineApp:
             rid = request.rid
             if rid in self._waiters:
                 raise RequestError(f"Duplicate request ID detected: {rid}")
-            self.engine.submit(request)
+            waiter = self._waiters[rid] = _Waiter()
+            watch = asyncio.create_task(self._watch(receive, rid))
+            try:
+                await self._until(lambda: self._open or waiter.gone)
+                if self._stopping:
+                    raise EngineReleased("the engine is stopping")
+                if waiter.gone:
+                    return
+                self.engine.submit(request)
+                waiter.submitted = True
+                if request.stream:
+                    await _stream(send, waiter, request)
+                else:
+                    await waiter.event.wait()
+                    await _answer(send, 200, request.answer(waiter.latest))
+            finally:
+                watch.cancel()
+                del self._waiters[rid]
+                self._tell()
+        except (MalformedRequest, ContractError):
+            raise
         except RequestError as error:
             if body.get("stream") is not True:
                 raise
-            return await _stream_error(send, error)
-        waiter = self._waiters[rid] = _Waiter()
-        watch = asyncio.create_task(self._watch(receive, rid))
-        try:
-            if request.stream:
-                await _stream(send, waiter, request)
-            else:
-                await waiter.event.wait()
-                await _answer(send, 200, request.answer(waiter.latest))
-        finally:
-            watch.cancel()
-            del self._waiters[rid]
+            await _stream_error(send, error)
+
+    @property
+    def _open(self) -> bool:
+        """Whether a request is given to the engine, or refused by it, at once."""
+        return self._stopping or self.engine.released or not (self._paused or self._updating)
 
     async def _watch(self, receive, rid: str) -> None:
         """Abort `rid` when its client goes away (a watch that outlives the answer is cancelled)."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.engine.abort(rid)
+        self._waiters[rid].gone = True
+        self._tell()
+        if self._waiters[rid].submitted:
+            self.engine.abort(rid)
 
     async def _abort(self, body: dict):
+        rid = field_of(body, "rid", str, "")
         if body.get("abort_all"):
             self.engine.abort()
-        elif body.get("rid"):
-            self.engine.abort(body["rid"])
+        elif rid in self._waiters:
+            self.engine.abort(rid)
         return 200, ""
 
     async def _pause(self, body: dict):
-        await asyncio.wrap_future(self.engine.pause(body.get("mode") or "abort"))
+        mode = field_of(body, "mode", str, "abort")
+        if mode not in PAUSE_MODES:
+            raise MalformedRequest(f"mode must be one of {', '.join(PAUSE_MODES)}, not {mode!r}")
+        self._paused = True
+        await asyncio.wrap_future(self.engine.pause(mode))
         return 200, {"message": "Generation paused successfully.", "status": "ok"}
 
     async def _continue(self, body: dict):
         await asyncio.wrap_future(self.engine.resume())
+        self._paused = False
+        self._tell()
         return 200, {"message": "Generation continued successfully.", "status": "ok"}
 
     async def _flush(self, body: dict):
         if await asyncio.wrap_future(self.engine.flush()):
             return 200, "Cache flushed.\n"
-        return 400, "Cache not flushed because there are running requests.\n"
+        return 400, "Flush cache failed.\n"
 
     async def _update(self, body: dict):
-        """Unlike SGLang, an update never waits for running requests and never changes weights and fails:
-        they are retracted and go on under the new weights, or with `flush_cache` false keep the KV of the
-        old ones.
+        """Unpaused, it waits for what runs and holds what comes. During a pause it does not wait; what an in-place
+        pause holds goes on over the KV of the old weights, and an update that was to flush it then fails, though
+        the weights did change.
         """
         path, version = field_of(body, "model_path", str), field_of(body, "weight_version", str, None)
         if body.get("abort_all_requests"):
             self.engine.abort()
+        self._updating = True
         try:
+            await self._until(lambda: self._paused or not any(w.submitted for w in self._waiters.values()))
             keep_kv = body.get("flush_cache") is False
-            await asyncio.wrap_future(self.engine.update(path, version, keep_kv=keep_kv))
+            flushed = await asyncio.wrap_future(self.engine.update(path, version, keep_kv=keep_kv))
         except TrainerError as error:
             return 400, {"success": False, "message": str(error), "num_paused_requests": 0}
+        finally:
+            self._updating = False
+            self._tell()
         message = "Succeeded to update model weights."
         if version is not None:
             message += f" Weight version updated to {version}."
-        return 200, {"success": True, "message": message, "num_paused_requests": 0}
+        if not flushed:
+            message = (
+                "Weights were updated, but the cache was not flushed because requests are still running. "
+                "Retract or finish them, then call /flush_cache."
+            )
+        return (200 if flushed else 400), {"success": flushed, "message": message, "num_paused_requests": 0}
 
     async def _label(self, body: dict):
         version = field_of(body, "new_version", str)
@@ -194,6 +258,7 @@ class EngineApp:
 
     async def _release(self, body: dict):
         await asyncio.wrap_future(self.engine.release())
+        self._tell()
         return 200, None
 
     async def _occupy(self, body: dict):
@@ -216,6 +281,14 @@ class EngineApp:
         return 200, self.engine.server_info() | {"startup_time": self._started}
 
     async def _health(self, body: dict):
+        try:
+            async with asyncio.timeout(HEALTH_S):
+                await self._until(lambda: not self._paused)
+        except TimeoutError:
+            return 503, ""
+        return await self._ping(body)
+
+    async def _ping(self, body: dict):
         return (200 if self.engine.alive else 503), ""
 
     async def _ready(self, body: dict):
@@ -246,6 +319,13 @@ async def _stream_error(send, error: EngineError) -> None:
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
 
+def _refusal(error: TrainerError) -> dict:
+    """The body of an error, in that of SGLang's shapes which its kind has there."""
+    if isinstance(error, MalformedRequest):
+        return {"object": "error", "message": str(error), "type": "Bad Request", "param": None, "code": 400}
+    return {"error": str(error) if isinstance(error, ContractError) else {"message": str(error)}}
+
+
 async def _event(send, data: dict) -> None:
     body = b"data: " + orjson.dumps(data) + b"\n\n"
     await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -268,20 +348,22 @@ async def _answer(send, status: int, content) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _body(receive) -> dict:
-    """The request's JSON object; an empty body counts as `{}`."""
+async def _body(receive, optional: bool) -> dict:
+    """The request's JSON object; with `optional` an empty body counts as `{}`."""
     parts, more = [], True
     while more:
         message = await receive()
         parts.append(message.get("body", b""))
         more = message.get("more_body", False)
     raw = b"".join(parts)
+    if optional and not raw:
+        return {}
     try:
-        body = orjson.loads(raw) if raw else {}
+        body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is not JSON: {error}") from None
+        raise MalformedRequest(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
-        raise RequestError("the body must be a JSON object")
+        raise MalformedRequest("the body must be a JSON object")
     return body
 
 
@@ -336,7 +418,7 @@ async def _serve(model: str, bound: socket.socket, ready: Callable[[], None], en
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_GRACE_S,
     )
-    server = _Server(config, ready, stopping=engine.abort)  # clients get what they have
+    server = _Server(config, ready, stopping=app.stopping)
     app.bind(engine, server)
     engine.start()
     await server.serve([bound])

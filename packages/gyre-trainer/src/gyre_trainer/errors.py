@@ -12,6 +12,8 @@ TrainerError
 ├── PeerRefused           the other end of a connection does not know the run's key
 ├── EngineError           the rollout engine refused, died, or did not get ready in time
 │   ├── RequestError      a request that the engine will never take; nothing was changed
+│   │   ├── MalformedRequest  no JSON object, or a field of a wrong type
+│   │   └── ContractError     a sampling field that is unknown or of a wrong type
 │   └── EngineReleased    the engine's memory is released: the request may go elsewhere, or come later
 └── CellError             an operation of a cell failed; the cell lives on
     └── CellDied          the cell's process ended or stopped answering
@@ -64,6 +66,14 @@ class EngineError(TrainerError):
 
 class RequestError(EngineError):
     """A request that cannot be served, now or later; nothing was changed."""
+
+
+class MalformedRequest(RequestError):
+    """A body that is no JSON object, or a field of a wrong type."""
+
+
+class ContractError(RequestError):
+    """A sampling field that is unknown or of a wrong type; SGLang tells these apart from MalformedRequest."""
 
 
 class EngineReleased(EngineError):

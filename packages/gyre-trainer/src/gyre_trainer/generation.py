@@ -25,6 +25,13 @@ from gyre_trainer.model_qwen3 import Batch, KVCache, Qwen3, Segment
 GREEDY_BELOW = 1e-6
 PROMPT_PIECE = 1024  # tokens of one prompt in one step: bounds the memory of a step and the wait for an abort
 STEP_TOKENS = 4096  # prompt tokens of all sequences in one step
+RESERVED = 6  # positions of the context that no prompt may take, so that output has room
+UNFILLED = 2  # positions of the context that no output takes
+
+PAUSE_MODES = ("abort", "retract", "in_place")
+
+ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+ABORTED_WAITING = {"type": "abort", "message": "Abort in waiting queue"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,7 @@ class _Sequence:
     slot: int = -1
     cached_tokens: int = 0
     retractions: int = 0
+    aborted: bool = False  # while held in its place: it ends when steps go on
 
     def output(self, version: str, finish: dict | None) -> Output:
         ids = self.tokens[self.prompt_tokens :]
@@ -107,8 +115,6 @@ class Slots:
     shares.
     """
 
-    COPY_AT_LEAST = 8  # shared tokens below which copying rows is not worth the call
-
     def __init__(self, count: int, context: int):
         self.tokens = np.zeros((count, context), dtype=np.int32)
         self.lengths = np.zeros(count, dtype=np.int64)  # KV rows written
@@ -128,9 +134,7 @@ class Slots:
             slot = source
         else:
             slot = int(np.where(self.busy, np.iinfo(np.int64).max, self.used).argmin())
-            if length < self.COPY_AT_LEAST:
-                length = 0
-            elif slot != source:
+            if length and slot != source:
                 cache.copy_prefix(source, slot, length)
         self.busy[slot] = True
         self.keys[slot] = key
@@ -194,8 +198,8 @@ class Generation:
         """Queue a request. `rid` must be new, `input_ids` not empty and in the vocabulary, and all tokens
         fit. With `stream`, every step reports its output.
         """
-        room = self.context - len(input_ids)
-        limit = room if sampling.max_new_tokens is None else sampling.max_new_tokens
+        room = self.context - UNFILLED - len(input_ids)
+        limit = room if sampling.max_new_tokens is None else min(room, sampling.max_new_tokens)
         stops = frozenset() if sampling.ignore_eos else sampling.stop_token_ids | self.config.eos
         chance = self._chance if sampling.seed is None else random.Random(sampling.seed)
         key, tokens = hash(extra_key), list(input_ids)
@@ -205,11 +209,13 @@ class Generation:
         """One forward pass. Returns the outputs of the sequences that left and of the streaming ones."""
         if self.idle:
             return []
+        outputs = [self._end(s) for s in [*self.running] if s.aborted]
         self._admit()
+        if not self.running:
+            return outputs
         batch, sequences = self._plan()
         logits = self.model.forward(batch, self.cache)
         ids, logprobs = sample(logits, [s.sampling for s in sequences], [s.chance for s in sequences])
-        outputs = []
         for sequence, token, logprob in zip(sequences, ids, logprobs, strict=True):
             finish = self._advance(sequence, token, logprob)
             if finish:
@@ -276,33 +282,44 @@ class Generation:
         return None
 
     def abort(self, rid: str | None = None) -> list[Output]:
-        """End the sequence `rid` (None: all) with what it has. Returns its output; nothing if it is not
-        here.
+        """End with what they have all sequences whose id begins with `rid` (None: all), as SGLang does. Returns
+        their outputs; what an in-place pause holds ends, and is returned, by the first step after it.
         """
+        chosen = [s for s in [*self.running, *self.waiting] if rid is None or s.rid.startswith(rid)]
         outputs = []
-        for sequence in [*self.running, *self.waiting]:
-            if rid is not None and sequence.rid != rid:
-                continue
-            if sequence.slot >= 0:
-                self.slots.free(sequence.slot)
-                self.running.remove(sequence)
-                finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+        for sequence in chosen:
+            if sequence.slot >= 0 and self.paused:
+                sequence.aborted = True
             else:
-                self.waiting.remove(sequence)
-                finish = {"type": "abort", "message": "Abort in waiting queue"}
-            outputs.append(sequence.output(self.version, finish))
+                outputs.append(self._end(sequence))
         return outputs
+
+    def _end(self, sequence: _Sequence) -> Output:
+        if sequence.slot >= 0:
+            self.slots.free(sequence.slot)
+            self.running.remove(sequence)
+            return sequence.output(self.version, ABORTED)
+        self.waiting.remove(sequence)
+        output = sequence.output(self.version, ABORTED_WAITING)
+        if sequence.stream:
+            return output
+        # what a retracted sequence sampled was delivered nowhere, and SGLang forgets it
+        return replace(output, output_ids=[], logprobs=[], spans=[(self.version, 0, 0)])
 
     def pause(self, mode: str) -> list[Output]:
         """Stop stepping until `resume`. `abort` ends all sequences (returned), `retract` takes them off
         their KV so that they start again from prompt and output, `in_place` leaves them as they are.
         """
-        if mode not in ("abort", "retract", "in_place"):
+        if mode not in PAUSE_MODES:
             raise RequestError(f"mode must be abort, retract or in_place, not {mode!r}")
+        outputs = []
+        if mode == "abort":
+            self.paused = False  # also what an earlier pause holds in its place ends here
+            outputs = self.abort()
         self.paused = True
         if mode == "retract":
             self.retract()
-        return self.abort() if mode == "abort" else []
+        return outputs
 
     def resume(self) -> None:
         self.paused = False
