@@ -47,7 +47,9 @@ def parser(description: str) -> argparse.ArgumentParser:
     )
     options.add_argument("--engine-port", type=int, default=0, help="port of the scripted engine; 0: any")
     options.add_argument("--flush", default="process", help="as of gyre-proxy")
-    options.add_argument("--profile", type=Path, help="run Gyre's proxy under cProfile and write this file")
+    options.add_argument(
+        "--profile", type=Path, help="profile the processor time of Gyre's proxy into this file"
+    )
     peer = options.add_argument_group("another proxy, measured in the same run in front of the same engine")
     peer.add_argument("--url", help="its OpenAI-compatible URL without /v1; its upstream must be the engine")
     peer.add_argument("--model", default="m", help="model that requests to it name")
@@ -205,10 +207,20 @@ async def stage(
         yield engine, targets, tokenizer
 
 
+_PROFILED = """
+import cProfile, sys, time
+from gyre_proxy.__main__ import main
+profile = cProfile.Profile(time.process_time)
+profile.runcall(main, sys.argv[2:])
+profile.dump_stats(sys.argv[1])
+"""
+"""The proxy under a profiler that counts processor time, so that a shared machine does not blur it."""
+
+
 @contextmanager
 def _gyre(options: argparse.Namespace, engine: str, record: Path) -> Iterator[Target]:
-    profiled = ["-m", "cProfile", "-o", str(options.profile)] if options.profile else []
-    command = [sys.executable, *profiled, "-m", "gyre_proxy", "--tokenizer", str(options.tokenizer)]
+    program = ["-c", _PROFILED, str(options.profile)] if options.profile else ["-m", "gyre_proxy"]
+    command = [sys.executable, *program, "--tokenizer", str(options.tokenizer)]
     command += ["--engine", engine, "--record", str(record), "--context-length", "10000000"]
     command += ["--flush", options.flush, "--exit-with-parent"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -321,10 +333,10 @@ def quantile(values: Sequence[float], share: float) -> float:
 class Answer:
     status: int = 0
     body: bytes = b""
-    first: float = 0.0
-    """time.perf_counter() at the first byte of the body that is content: not a comment, not an empty delta."""
     end: float = 0.0
+    """time.perf_counter() when the answer was whole."""
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    """The body as it came, with the times."""
 
 
 class Connection(asyncio.Protocol):
