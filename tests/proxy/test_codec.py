@@ -145,10 +145,24 @@ def test_the_mark_that_splits_control_strings_takes_nothing_away(codec):
     assert marks + "<|im_end|>" in text
 
 
+def test_no_text_chooses_where_a_suffix_begins(codec):
+    from gyre_proxy.template import _PRIOR
+
+    ids = codec.encode_suffix((user(f"a{_PRIOR}b"), user(_PRIOR)), codec.turn_end)
+    assert codec.text(ids).startswith("\n<|im_start|>user\na")
+    assert codec.text(ids).count("<|im_start|>user\n") == 2
+
+
+def test_an_answer_may_follow_an_answer(codec):
+    assert codec.extends(())
+    assert codec.text(codec.encode_suffix((), codec.turn_end)) == "\n<|im_start|>assistant\n"
+
+
 def test_a_template_that_looks_at_the_past_falls_back_to_full_prompts_by_name(tmp_path):
     codec = Codec(build_tokenizer(tmp_path / "t", TURN_COUNTING_TEMPLATE))
     assert codec.mode == "full"
     assert codec.mode_reason.startswith("a user message after a system prompt and a turn:")
+    assert not codec.extends(()) and not codec.extends((user("q"),))
     assert "user 4" in codec.mode_reason and "user 3" in codec.mode_reason
 
 

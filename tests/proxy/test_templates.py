@@ -93,6 +93,14 @@ def test_each_template_is_judged(codecs, name):
     assert codec.opens_reasoning == (name in THINK_FIRST)
 
 
+def test_whether_a_prompt_opened_the_thinking_may_depend_on_its_last_message(codecs):
+    codec = codecs("deepseekv3")
+    call = Message("assistant", "", tool_calls=(ToolCall("c0", "f", "{}"),))
+    asked = (Message("user", "q"), call, Message("tool", "r", call_id="c0"))
+    opened = [codec.answers_after(codec.encode_prompt(asked[:n])).in_reasoning for n in (1, 3)]
+    assert opened == [True, False]
+
+
 def calls(codec):
     """Calls that a message may have for the template to show it and its results."""
     form = codec.template.form

@@ -9,19 +9,9 @@ from gyre_proxy.errors import BadRequest, TokenizerError
 from gyre_proxy.proof import prove
 from gyre_proxy.template import ChatTemplate
 from proxy_tokenizer import build_tokenizer
+from template_snippets import ASK, CALLS, TURN, chatml
 
 ALL = frozenset(("user", "assistant", "system", "tool"))
-
-TURN = "{{ '<|im_start|>' + m.role + '\\n' + m.content }}%s{{ '<|im_end|>\\n' }}"
-CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
-ASK = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-
-
-def chatml(before="", inside="", after="", ask=ASK, calls=CALLS):
-    """A plain template with additions before, in and after each message `m`."""
-    turn = TURN % (calls + inside)
-    return f"{{% for m in messages %}}{before}{turn}{after}{{% endfor %}}{ask}"
-
 
 LOOKING_BACK = {
     "the number of messages": (

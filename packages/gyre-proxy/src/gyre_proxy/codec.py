@@ -21,7 +21,7 @@ from gyre_proxy.answers import closing_of, notices_of, reasoning_of, tools_of
 from gyre_proxy.conversation import Message, ToolCall, texts
 from gyre_proxy.errors import BadRequest, ContextOverflow, TokenizerError
 from gyre_proxy.parsers import TOOL_PARSERS, AnswerFormat, Types, tool_types
-from gyre_proxy.proof import Proof, prove
+from gyre_proxy.proof import Proof, prove, roles_of
 from gyre_proxy.template import ChatTemplate
 from gyre_proxy.tokenizer_files import read_directory
 
@@ -122,7 +122,7 @@ class Codec:
 
     def extends(self, messages: Sequence[Message]) -> bool:
         """Whether these messages may follow a recorded answer as `encode_suffix` encodes them."""
-        return all(message.role in self._roles for message in messages)
+        return roles_of(messages) <= self._roles
 
     def encode_prompt(
         self, messages: Sequence[Message], tools: Sequence[dict] = (), limit: int | None = None

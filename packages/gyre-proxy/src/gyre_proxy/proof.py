@@ -57,7 +57,7 @@ def prove(template: ChatTemplate) -> Proof:
     news = {name: (new, _suffix(template, new)) for name, new in _NEW.items()}
     for new, suffix in news.values():
         if isinstance(suffix, str):
-            suffixes.append((_roles(new), suffix))
+            suffixes.append((roles_of(new), suffix))
     for history_name, history in _HISTORIES.items():
         for tools in ((), (_TOOL,)):
             name = history_name + (" with tools on offer" if tools else "")
@@ -112,23 +112,23 @@ def _failures(
     failed: list[tuple[frozenset[Role], str]] = []
     accepted, leads = 0, {}
     for name, (new, suffix) in news.items():
-        if new[0].role == "tool" and not calls:
+        if new[:1] and new[0].role == "tool" and not calls:
             continue  # a result without a call
         where = f"{name} after {history_name}"
         try:
             full = template.render((*history, *new), tools)
         except BadRequest as refusal:
             if isinstance(suffix, str):
-                failed.append((_roles(new), f"{where}: {refusal}"))
+                failed.append((roles_of(new), f"{where}: {refusal}"))
             continue
         accepted += 1
         if isinstance(suffix, BadRequest):
-            failed.append((_roles(new), f"{where}: {suffix}"))
+            failed.append((roles_of(new), f"{where}: {suffix}"))
             continue
         _, end, rest = full.rpartition(_END)
         rest = rest if end else full
         if not suffix or not rest.endswith(suffix):
-            failed.append((_roles(new), f"{where}: {_difference(rest, suffix)}"))
+            failed.append((roles_of(new), f"{where}: {_difference(rest, suffix)}"))
         elif end:
             leads.setdefault(rest[: len(rest) - len(suffix)], (new, where))
     if not accepted:
@@ -137,7 +137,7 @@ def _failures(
     for lead, (new, where) in leads.items():
         if (plain and lead) or len(leads) > 1:
             words = f"{where}: between the answer and the new messages the template writes {lead[-60:]!r}"
-            failed.append((_roles(new), words if lead else f"{words}, elsewhere more"))
+            failed.append((roles_of(new), words if lead else f"{words}, elsewhere more"))
     return failed
 
 
@@ -152,8 +152,9 @@ def _difference(whole: str, suffix: str) -> str:
     return f"the whole rendering has {got!r} where the new messages alone give {alone!r}"
 
 
-def _roles(messages: Sequence[Message]) -> frozenset[Role]:
-    return frozenset(message.role for message in messages)
+def roles_of(messages: Sequence[Message]) -> frozenset[Role]:
+    """The kinds of new messages; none at all ask for a turn after a turn, as an assistant's own do."""
+    return frozenset(message.role for message in messages) or frozenset(("assistant",))
 
 
 def _call(text: str, *values: str, reasoning: str = "") -> Message:
@@ -208,6 +209,7 @@ _NEW = {
     "a system message": (_LATE,),
     "a system message and a user message": (_LATE, _USER),
     "a tool result and a system message": (_FIRST, _LATE),
+    "no message": (),
     "a foreign turn": (_USER, Message("assistant", "other", "thought"), _USER),
     "a foreign tool call": (_USER, _call("t", "z", reasoning="thought"), _FIRST),
     "a foreign round of tools": (_FIRST, _call("", "z", reasoning="thought"), _FIRST),
