@@ -594,3 +594,22 @@ def test_tool_input_that_is_no_object_is_read_as_it_is():
     body = copy.deepcopy(MESSAGES)
     body["messages"][1]["content"][2]["input"] = ["x"]
     assert messages.parse(body).conversation.messages[2].tool_calls[0].arguments == '["x"]'
+
+
+@pytest.mark.parametrize(
+    ("dialect", "field", "message"),
+    [
+        (messages, "messages", {"role": "assistant", "content": []}),
+        (chat, "messages", {"role": "assistant", "content": ""}),
+        (chat, "messages", {"role": "assistant", "content": None}),
+        (responses, "input", {"role": "assistant", "content": ""}),
+        (responses, "input", {"type": "reasoning", "summary": []}),
+        (responses, "input", {"type": "additional_tools", "tools": []}),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_request_of_messages_that_say_nothing_is_refused_or_has_a_message(dialect, field, message, count):
+    try:
+        assert dialect.parse({field: [message] * count}).conversation.messages
+    except BadRequest as error:
+        assert error.param == field
