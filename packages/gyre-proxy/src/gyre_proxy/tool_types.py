@@ -6,7 +6,7 @@ Pure. Invariant: a value that does not fit its type stays the text that the mode
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 Types = Mapping[str, Mapping[str, tuple[str, ...]]]
 """Tool -> parameter -> JSON types it may have; parameters that are text, or of which nothing is known, are left out."""
@@ -18,22 +18,35 @@ _DEPTH = 8
 """Levels of anyOf, oneOf, allOf and $ref that are followed."""
 
 
-def tool_types(tools: Iterable[Mapping]) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Types by tool and parameter, of tools in the shape {"type": "function", "function": {...}}."""
-    out: dict[str, dict[str, tuple[str, ...]]] = {}
-    for tool in tools:
-        function = tool.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            continue
-        schema = function.get("parameters")
+class _ToolTypes(Mapping[str, Mapping[str, tuple[str, ...]]]):
+    """Types by tool, found when they are asked for: of many tools on offer an answer calls few."""
+
+    def __init__(self, functions: Mapping[str, Mapping]) -> None:
+        self._functions = functions
+
+    def __getitem__(self, name: str) -> dict[str, tuple[str, ...]]:
+        schema = self._functions[name].get("parameters")
         properties = schema.get("properties") if isinstance(schema, dict) else None
         found = {}
-        for name, inner in (properties if isinstance(properties, dict) else {}).items():
-            types = tuple(t for t in _KNOWN if t in _types(inner, schema, _DEPTH))
+        for parameter, inner in (properties if isinstance(properties, dict) else {}).items():
+            allowed = _types(inner, schema, _DEPTH)
+            types = tuple(kind for kind in _KNOWN if kind in allowed)
             if types not in ((), ("string",)):
-                found[name] = types
-        out[function["name"]] = found
-    return out
+                found[parameter] = types
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._functions)
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+
+def tool_types(tools: Iterable[Mapping]) -> Types:
+    """Types by tool and parameter, of tools in the shape {"type": "function", "function": {...}}."""
+    functions = [tool.get("function") for tool in tools]
+    named = (f for f in functions if isinstance(f, dict) and isinstance(f.get("name"), str))
+    return _ToolTypes({function["name"]: function for function in named})
 
 
 def _types(schema: object, root: Mapping, depth: int) -> set[str]:
