@@ -219,7 +219,9 @@ def test_an_overlong_prompt_is_refused_in_each_protocol(scene):
     codex = {"model": "m", "input": [long], "stream": True}
     failed = list(read_stream(proxy, "responses", codex))
     last = failed.index("event: response.failed")
-    assert failed[last + 2 :] == [""] * len(failed[last + 2 :]) and "context_length_exceeded" in failed[last + 1]
+    assert (
+        failed[last + 2 :] == [""] * len(failed[last + 2 :]) and "context_length_exceeded" in failed[last + 1]
+    )
     assert engine.requests == [] and proxy.calls() == []
 
 
@@ -297,6 +299,36 @@ def test_a_template_that_looks_at_the_past_still_records_every_call(scene, tmp_p
     first, second = proxy.calls()
     path = np.concatenate((first.input_ids, first.output_ids)).tolist() if second.parent else []
     assert engine.requests[1]["input_ids"] == path + second.input_ids.tolist()
+
+
+@pytest.mark.parametrize(
+    "path, field, left",
+    [
+        ("chat/completions", "messages", {"role": "assistant", "content": "", "reasoning_content": "half"}),
+        (
+            "messages",
+            "messages",
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "half", "signature": "s"}]},
+        ),
+        ("responses", "input", {"type": "reasoning", "summary": [{"type": "summary_text", "text": "half"}]}),
+    ],
+)
+def test_a_turn_that_says_nothing_before_another_is_left_out(scene, path, field, left):
+    """opencode sends the thinking of a broken answer back as a turn before the one that it asked for again."""
+    proxy, _ = scene(["Hello.", "Bye."])
+    more = {"max_tokens": 9} if path == "messages" else {}
+    user = {"role": "user", "content": "go"}
+    proxy.post(path, {"model": "m", field: [user], **more})
+    answered = {"role": "assistant", "content": "Hello."}
+    proxy.post(path, {"model": "m", field: [user, left, answered, user], **more})
+    first, second = proxy.calls()
+    assert second.parent == first.id
+
+
+def test_a_request_of_nothing_but_thinking_is_answered(scene):
+    proxy, _ = scene(["Hello."])
+    left = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "half"}]}
+    assert proxy.post("responses", {"model": "m", "input": [left]}).status_code in (200, 400)
 
 
 def test_thinking_left_of_a_cut_attempt_is_no_turn_of_its_own(scene):

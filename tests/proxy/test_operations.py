@@ -335,15 +335,40 @@ def test_without_an_engine_a_call_ends_after_its_patience(scene):
     assert "no engine in 0.3 s: waited for an engine that admits calls" in refused.text
 
 
-def test_the_name_that_an_engine_gives_its_weights_keeps_its_cache_apart(scene):
-    proxy, engine = scene([TEXT])
-    engine.version = "default"
+def test_the_name_that_an_engine_gives_its_weights_keeps_its_cache_apart(
+    stage, codec, tokenizer_dir, tmp_path
+):
+    engine = stage.engine(codec, [TEXT], "default")
+    settings = {"tokenizer": tokenizer_dir, "record": tmp_path / "run.jsonl", "engines": (engine.url,)}
+    proxy = stage.proxy(**settings)
     message = said(proxy.post("chat/completions", chat()))
     engine.version = "next"
     second = said(proxy.post("chat/completions", chat(USER, message, USER)))
     proxy.post("chat/completions", chat(USER, message, USER, second, USER))
     assert [request["extra_key"] for request in engine.requests] == ["default", "default", "next"]
     assert all(call.versions == [] for call in proxy.calls())
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["known before", "learnt on the way"])
+def test_a_prompt_longer_than_the_engine_takes_is_too_long(stage, codec, tokenizer_dir, tmp_path, first):
+    """The tokenizer's directory knows nothing of an engine that was started with a smaller context."""
+    engine = stage.engine(codec, [TEXT])
+    if first:
+        engine.context = 60
+    settings = {"tokenizer": tokenizer_dir, "record": tmp_path / "run.jsonl", "engines": (engine.url,)}
+    proxy = stage.proxy(**settings)
+    wait_until(lambda: proxy.admin("GET", "status")["engines"][engine.url]["asked"])
+    long = {"role": "user", "content": "word " * 60}
+    if not first:
+        engine.context = 60
+        assert proxy.post("chat/completions", chat(long)).status_code == 400
+        proxy.admin("PUT", "engines", {"engines": []})
+        proxy.admin("PUT", "engines", {"engines": [{"url": engine.url}]})
+        wait_until(lambda: proxy.admin("GET", "status")["engines"][engine.url]["asked"])
+    answer = proxy.post("chat/completions", chat(long))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "53 tokens" in answer.json()["error"]["message"]
+    assert proxy.post("chat/completions", chat()).status_code == 200
 
 
 def test_a_told_version_stays_whatever_the_engine_says(scene):

@@ -66,6 +66,7 @@ def status(gateway: Gateway) -> dict:
             "version": e.version,
             "capacity": e.capacity,
             "weights": e.cache_key,
+            "asked": e.asked,
         }
         for e in gateway.router.engines.values()
     }

@@ -175,9 +175,7 @@ class Codec:
 
     def types_of(self, tools: Sequence[dict]) -> Types | None:
         """What `parsers.parse` wants to know of the tools on offer."""
-        if not tools:
-            return None
-        return tool_types(tools) if self.answers.tools is not None and self.answers.tools.typed else {}
+        return tool_types(tools) if tools else None
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of sampled ids without the stop token at their end; control tokens inside stay visible."""

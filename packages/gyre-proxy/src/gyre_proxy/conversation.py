@@ -4,8 +4,9 @@ Invariant: two requests that mean the same to the model have equal conversations
 (string or list content, cache marks, volatile ids). Values only, no I/O.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Literal
 
 import orjson
@@ -136,12 +137,25 @@ def strings(value: object) -> Iterator[str]:
             yield from strings(inner)
 
 
-def merge_leading_system(messages: list[Message]) -> tuple[Message, ...]:
-    """The messages with the run of system messages at the start joined into one by blank lines."""
+def as_read(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages as a model reads them.
+
+    The run of system messages at the start is one, joined by blank lines. An assistant's message that says nothing,
+    with another one behind it or with nothing, is what a harness kept of an answer that was cut while the model was
+    thinking: it is left out.
+    """
+    kept = [
+        message
+        for message, following in zip_longest(messages, messages[1:])
+        if message.role != "assistant"
+        or message.text
+        or message.tool_calls
+        or not (following is None or following.role == "assistant")
+    ] or list(messages[-1:])
     count = 0
-    while count < len(messages) and messages[count].role == "system":
+    while count < len(kept) and kept[count].role == "system":
         count += 1
     if count < 2:
-        return tuple(messages)
-    head = Message("system", "\n\n".join(m.text for m in messages[:count]))
-    return (head, *messages[count:])
+        return tuple(kept)
+    head = Message("system", "\n\n".join(m.text for m in kept[:count]))
+    return (head, *kept[count:])

@@ -109,6 +109,19 @@ class EngineClient:
         except orjson.JSONDecodeError:
             return None
 
+    async def limits(self, url: str) -> tuple[int, int] | None:
+        """(tokens of the longest prompt, of prompt and answer) that the engine takes, None when it does not say."""
+        answer = await self._get(url, "/server_info")
+        try:
+            told = orjson.loads(answer[1]) if answer is not None and answer[0] == 200 else {}
+        except orjson.JSONDecodeError:
+            return None
+        told = told if isinstance(told, dict) else {}
+        most, context = told.get("max_req_input_len"), told.get("context_length")
+        if type(most) is not int or type(context) is not int or not 1 < most <= context:
+            return None
+        return most - 1, context  # SGLang refuses a prompt of the length that it names
+
     async def _get(self, url: str, path: str) -> tuple[int, bytes] | None:
         try:
             async with asyncio.timeout(PING_S):

@@ -49,7 +49,7 @@ def _request_kind(metadata: bytes | None) -> str | None:
         kind = orjson.loads(metadata).get("request_kind")
     except (orjson.JSONDecodeError, AttributeError):
         return None
-    return kind if isinstance(kind, str) else None
+    return kind[:200] if isinstance(kind, str) else None
 
 
 def evidence(

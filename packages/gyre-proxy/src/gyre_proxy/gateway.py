@@ -94,6 +94,11 @@ class Gateway:
         """Held by long work on what is shared, in a thread: recorded executions, codecs of template arguments."""
 
     @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that the context has room behind and the engines take."""
+        return self.router.limits(self.context_length)[0]
+
+    @property
     def under_way(self) -> int:
         """Calls between their request and their durable record."""
         return len(self._running)
@@ -221,9 +226,10 @@ class Gateway:
         match: Match,
         prompt: Prompt,
     ) -> Flight:
-        room = self.context_length - len(prompt)
-        if room < 1:
-            raise ContextOverflow(len(prompt), self.context_length - 1)
+        longest, whole = self.router.limits(self.context_length)
+        if len(prompt) > longest:
+            raise ContextOverflow(len(prompt), longest)
+        room = whole - len(prompt)
         limit = min(room, request.max_tokens or self.settings.max_new_tokens or room)
         sampling = {**self.settings.sampling(), "max_new_tokens": limit}
         if request.schema is not None:
@@ -268,7 +274,7 @@ class Gateway:
 
     async def _question(self, match: Match, request: Request, codec: Codec) -> Prompt:
         """Tokens of the request; those of a recorded path are reused as they are."""
-        node, limit = match.node, self.context_length - 1
+        node, limit = match.node, self.longest_prompt
         messages = match.messages[match.known :]
         if node is not None and codec.extends(messages):
             encode = partial(codec.encode_suffix, messages, int(node.ids[-1]), node.length, limit)
@@ -293,7 +299,7 @@ class Gateway:
         try:
             await self._sample(flight)
         except EngineRefused as error:
-            flight.finish, failure = "error", BadRequest(str(error))
+            flight.finish, failure = "error", self._refusal(flight, error)
         except EngineUnavailable as error:
             flight.finish, failure = "error" if not flight.ids else "abort", error
         except _Cancelled:
@@ -343,7 +349,7 @@ class Gateway:
                 raise _Cancelled
             now = time.time()
             engine = self.router.pick(flight.session.execution, now, flight.reserved)
-            if engine is not None and engine.cache_key is None and not engine.asked:
+            if engine is not None and not engine.asked:
                 await self._watch.learn(engine)
                 continue
             if engine is not None:
@@ -369,7 +375,7 @@ class Gateway:
         base, version, ok = len(flight.ids), engine.version, True
         flight.legs += 1
         flight.engine, flight.last_engine = engine, engine.url
-        flight.rid = f"{flight.id}-{flight.legs}"
+        flight.rid = f"{flight.id}-{flight.legs:04}"  # SGLang aborts whatever begins with a rid
         flight.heard = time.time()
         flight.dispatched = flight.dispatched or flight.heard
         flight.waiting_for = f"{engine.url} to answer /generate"
@@ -414,12 +420,15 @@ class Gateway:
 
     def _body(self, flight: Flight, engine: Engine) -> dict:
         """/generate's body for what is still to be sampled."""
+        left = flight.limit - len(flight.ids)
+        if engine.limits is not None:
+            left = min(left, engine.limits[1] - len(flight.prompt) - len(flight.ids))
         body = {
             "rid": flight.rid,
             "input_ids": orjson.Fragment(flight.prompt.json(flight.ids)),
             "sampling_params": {
                 **flight.sampling,
-                "max_new_tokens": flight.limit - len(flight.ids),
+                "max_new_tokens": left,
                 "stop_token_ids": flight.codec.stop_ids,
                 "skip_special_tokens": False,
             },
@@ -431,13 +440,19 @@ class Gateway:
             body["extra_key"] = engine.cache_key
         return body
 
+    def _refusal(self, flight: Flight, error: EngineRefused) -> BadRequest:
+        """What the client is told; that a prompt is too long in the words it knows."""
+        if len(flight.prompt) > self.longest_prompt:
+            return ContextOverflow(len(flight.prompt), self.longest_prompt)
+        return BadRequest(str(error))
+
     def _settle(self, flight: Flight) -> None:
         """After a leg that was cut: is there anything left to sample?"""
         if flight.finish is not None:
             return
         if flight.ids and flight.ids[-1] in flight.codec.stop_ids:
             flight.finish = "stop"
-        elif len(flight.ids) >= flight.limit:
+        elif len(flight.ids) >= flight.limit or len(flight.prompt) + len(flight.ids) > self.longest_prompt:
             flight.finish = "length"
         elif flight.cancelled:
             raise _Cancelled

@@ -116,7 +116,7 @@ def _called_types(tools: Sequence[dict], calls: Sequence[ToolCall]) -> dict:
     """Parameter types of the tools that were called: without them the answer's ids would be read otherwise."""
     called = {call.name for call in calls}
     offered = [tool for tool in tools if tool.get("function", {}).get("name") in called] if called else []
-    return {name: types for name, types in parsers.tool_types(offered).items() if types}
+    return dict(parsers.tool_types(offered))
 
 
 def _recorded_types(value: object) -> parsers.Types:

@@ -25,8 +25,10 @@ class Engine:
     """Calls it may hold at a time, None for no limit."""
     label: str | None = None
     """Weight version as the engine itself names it; looked at only when `version` is None."""
+    limits: tuple[int, int] | None = None
+    """(tokens of the longest prompt it takes, of prompt and answer together), as it says itself."""
     asked: bool = False
-    """Whether the engine was asked for it."""
+    """Whether the engine was asked what it says of itself."""
     in_flight: int = 0
     reserved: int = 0
     """Room kept for calls that a reroute brings."""
@@ -65,6 +67,12 @@ class Router:
                 old.admitting = old.listed = False
                 new[url] = old
         self.engines = new
+
+    def limits(self, context_length: int) -> tuple[int, int]:
+        """(tokens of the longest prompt, of prompt and answer) that every engine takes and the context holds."""
+        told = [engine.limits for engine in self.engines.values() if engine.limits]
+        prompts, wholes = zip(*told, (context_length - 1, context_length), strict=True)
+        return min(prompts), min(wholes)
 
     def stop_admitting(self, url: str) -> None:
         self.engines[url].admitting = False

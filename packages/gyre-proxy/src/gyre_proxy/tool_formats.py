@@ -42,10 +42,8 @@ class ToolFormat:
     """The calls that begin with the `opening` at a place; None when they are malformed."""
     started: Callable[[str], str]
     """What begins a call of the named tool, up to its arguments; of any tool when the name is empty."""
-    typed: bool = False
-    """Values are written without quotes: their types are the tool's."""
     bare: bool = False
-    """An answer that begins with "{" may be a call too."""
+    """An answer that begins with "{" may be a call too, of a tool on offer: JSON can be an answer as well."""
 
     def begin(self, text: str, position: int, first: bool) -> int:
         """Where the next call may begin, -1 when none does. `first`: the text begins the answer and nothing is read."""
@@ -284,11 +282,12 @@ _PYTHON_TAG = "<|python_tag|>"
 
 
 def _llama3_json(text: str, start: int, types: Types) -> Block | None:
-    position = start + len(_PYTHON_TAG) if text.startswith(_PYTHON_TAG, start) else start
+    tagged = text.startswith(_PYTHON_TAG, start)
+    position = start + len(_PYTHON_TAG) if tagged else start
     calls: list[Call] = []
     while found := _json(text, position):
         made = call(found[0].get("name"), found[0].get("parameters", found[0].get("arguments")))
-        if made is None:
+        if made is None or not (tagged or made[0] in types):
             return None
         calls.append(made)
         position = _SPACE.match(text, found[1]).end()
@@ -392,8 +391,8 @@ TOOL_PARSERS: dict[str, ToolFormat] = {
     form.name: form
     for form in (
         ToolFormat("hermes", _OPEN, _hermes, _hermes_started),
-        ToolFormat("qwen3_coder", _OPEN, _qwen3_coder, _qwen3_coder_started, typed=True),
-        ToolFormat("glm", _OPEN, _glm, _glm_started, typed=True),
+        ToolFormat("qwen3_coder", _OPEN, _qwen3_coder, _qwen3_coder_started),
+        ToolFormat("glm", _OPEN, _glm, _glm_started),
         ToolFormat("deepseek", _DEEPSEEK_OPEN, _deepseek, _deepseek_started),
         ToolFormat("lfm2", _LFM2_OPEN, _lfm2, _lfm2_started),
         ToolFormat("gemma4", _GEMMA_OPEN, _gemma4, _gemma4_started),

@@ -1,4 +1,4 @@
-"""Owns looking after engines: whether one that keeps calls in silence still lives, and what it calls its weights.
+"""Owns looking after engines: whether one that keeps calls in silence still lives, and what it says of itself.
 
 A frozen engine keeps its connections open, so only silence tells. Invariants: an engine that answers a ping keeps its
 calls (it may be paused, or thinking); one that answers nothing loses them to the others, with what they sampled.
@@ -39,8 +39,8 @@ class Watch:
         """Until cancelled."""
         try:
             while True:
-                await asyncio.sleep(INTERVAL_S)
                 self._look(time.time())
+                await asyncio.sleep(INTERVAL_S)
         finally:
             for task in self._busy.values():
                 task.cancel()
@@ -54,7 +54,7 @@ class Watch:
             silent = [f for f in self._running() if f.engine is engine and f.heard + self._silence_s <= now]
             if silent:
                 self._start(engine, self._ping(engine, silent))
-            elif engine.version is None and self._asked.get(engine, 0.0) + LEARN_S <= now:
+            elif _unknown(engine) and self._asked.get(engine, 0.0) + LEARN_S <= now:
                 self._asked[engine] = now
                 self._start(engine, self.learn(engine))
 
@@ -78,8 +78,13 @@ class Watch:
             )
 
     async def learn(self, engine: Engine) -> None:
-        """Take over the name that an engine gives its weights."""
+        """Take over what an engine says of itself: how it calls its weights, how long a prompt may be."""
+        if engine.limits is None:
+            engine.limits = await self._client.limits(engine.url)
         label = await self._client.weights(engine.url)
         engine.asked = True
-        if label is not None:
-            engine.label = label
+        engine.label = label or engine.label
+
+
+def _unknown(engine: Engine) -> bool:
+    return engine.version is None or engine.limits is None

@@ -8,7 +8,7 @@ without being shown. Beyond the protocol it reads `reasoning_content` (also `rea
 from collections.abc import Mapping
 from copy import copy
 
-from gyre_proxy.conversation import Conversation, Message, Request, ToolCall, merge_leading_system
+from gyre_proxy.conversation import Conversation, Message, Request, ToolCall, as_read
 from gyre_proxy.dialects.checks import (
     BadField,
     any_list,
@@ -19,6 +19,7 @@ from gyre_proxy.dialects.checks import (
     mapping,
     name,
     one_of,
+    positive,
     recorded,
     refused,
     refused_unless,
@@ -33,7 +34,6 @@ from gyre_proxy.dialects.openai import (
     FORMAT_FIELDS,
     FUNCTION_FIELDS,
     INERT,
-    LIMIT,
     NO_HOSTED_TOOLS,
     NO_LOGPROBS,
     TEXT_ONLY,
@@ -139,8 +139,8 @@ _BODY = table(
         "chat_template_kwargs": _template_arguments,
         # how the answer is made
         **ANSWER,
-        "max_tokens": LIMIT,
-        "max_completion_tokens": LIMIT,
+        "max_tokens": positive,
+        "max_completion_tokens": positive,
         "stop": either((str, name), (list, list_of(name, most=64))),
         "stream_options": table({"include_usage": flag, "include_obfuscation": flag}),
         "reasoning_effort": text,
@@ -167,7 +167,8 @@ _BODY = table(
 def parse(body: Mapping, readings: Readings | None = None) -> Request:
     """The request of a /v1/chat/completions body. Raises BadField."""
     reader = read(readings, body, "messages", _BODY, _Reader)
-    if not reader.messages:
+    messages = as_read(reader.messages)
+    if not messages:
         raise BadField("must hold at least one message", "messages")
     tools = reader.tools
     choice = body.get("tool_choice") or "auto"
@@ -177,7 +178,7 @@ def parse(body: Mapping, readings: Readings | None = None) -> Request:
     stop = body.get("stop") or ()
     return Request(
         conversation=Conversation(
-            merge_leading_system(reader.messages),
+            messages,
             tools,
             template_arguments=body.get("chat_template_kwargs") or {},
         ),

@@ -8,7 +8,7 @@ as the template shows thinking; their signature is not looked at.
 from collections.abc import Mapping
 from copy import copy
 
-from gyre_proxy.conversation import Conversation, Message, Request, ToolCall, merge_leading_system
+from gyre_proxy.conversation import Conversation, Message, Request, ToolCall, as_read
 from gyre_proxy.dialects.checks import (
     BadField,
     any_list,
@@ -286,10 +286,9 @@ def parse(body: Mapping, readings: Readings | None = None) -> Request:
     reader = read(readings, body, "messages", _BODY, _Reader, left_out=begun)
     started = _started(body["messages"]) if begun else ""
     system = reader.system(body.get("system") or "")
-    if not reader.messages:
+    messages = as_read([*([Message("system", system)] if system else []), *reader.messages])
+    if not reader.messages or not messages:
         raise BadField("must hold at least one message to answer", "messages")
-    messages = [Message("system", system)] if system else []
-    messages += reader.messages
     tools = tuple(reader.top.values())
     loaded = tuple(tool for name, tool in reader.loaded.items() if name not in reader.top)
     choice = body.get("tool_choice") or {"type": "auto"}
@@ -297,7 +296,7 @@ def parse(body: Mapping, readings: Readings | None = None) -> Request:
         tools = loaded = ()
     wish = {"any": "", "tool": choice.get("name")}.get(choice["type"])
     return Request(
-        conversation=Conversation(merge_leading_system(messages), tools, loaded),
+        conversation=Conversation(messages, tools, loaded),
         model=body.get("model") or "gyre",
         stream=body.get("stream") or False,
         max_tokens=whole(body.get("max_tokens")),

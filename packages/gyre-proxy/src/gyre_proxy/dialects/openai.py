@@ -7,7 +7,6 @@ from gyre_proxy.dialects.checks import (
     mapping,
     name,
     number,
-    positive,
     refused_unless,
     strings_by_name,
     table,
@@ -61,8 +60,6 @@ FUNCTION_FIELDS: dict[str, Check] = {
     "strict": flag,
 }
 """Fields of a function on offer. `strict` is no promise here: arguments are sampled as the model writes them."""
-
-LIMIT: Check = positive
 
 
 def asked(body: dict, *more: str) -> dict:

@@ -10,7 +10,7 @@ they stand, so that the prompt before them stays as it was.
 from collections.abc import Iterable, Mapping
 from copy import copy
 
-from gyre_proxy.conversation import Conversation, Message, Request, ToolCall, merge_leading_system
+from gyre_proxy.conversation import Conversation, Message, Request, ToolCall, as_read
 from gyre_proxy.dialects.checks import (
     BadField,
     any_list,
@@ -34,7 +34,6 @@ from gyre_proxy.dialects.openai import (
     FORMAT_FIELDS,
     FUNCTION_FIELDS,
     INERT,
-    LIMIT,
     NO_HOSTED_TOOLS,
     TEXT_ONLY,
     asked,
@@ -211,7 +210,7 @@ _BODY = table(
         ),
         # how the answer is made
         **ANSWER,
-        "max_output_tokens": LIMIT,
+        "max_output_tokens": positive,
         "stream_options": table({"include_obfuscation": flag}),
         "reasoning": table({"effort": text, "summary": text, "generate_summary": text, "context": text}),
         "text": table(
@@ -253,9 +252,10 @@ def parse(body: Mapping, readings: Readings | None = None) -> Request:
     reader = read(readings, body, "input", _BODY, _Reader)
     messages = [] if body.get("instructions") is None else [Message("system", body["instructions"])]
     messages += reader.messages
-    messages += reader.turn(last=True)
+    messages += reader.turn()
     if isinstance(given := body.get("input"), str):
         messages.append(Message("user", given))
+    messages = as_read(messages)
     if not messages:
         raise BadField("must hold at least one item", "input")
     tools, loaded = reader.offers()
@@ -267,7 +267,7 @@ def parse(body: Mapping, readings: Readings | None = None) -> Request:
         wish = reader.offered(choice["name"], choice.get("namespace"))
     text_wish = body.get("text") or {}
     return Request(
-        conversation=Conversation(merge_leading_system(messages), tools, loaded),
+        conversation=Conversation(messages, tools, loaded),
         model=body.get("model") or "gyre",
         stream=body.get("stream") or False,
         max_tokens=whole(body.get("max_output_tokens")),
@@ -362,13 +362,9 @@ class _Reader:
             self._names[namespace, name] = known
         return known
 
-    def turn(self, last: bool = False) -> list[Message]:
-        """The assistant's turn that is being read: reasoning, text and calls that follow each other.
-
-        `last`: nothing comes after it. Thinking alone is then what is left of an attempt that was cut; Codex keeps it
-        and asks again.
-        """
-        if not (self._texts or self._calls or (self._reasoning and not (last and self.messages))):
+    def turn(self) -> list[Message]:
+        """The assistant's turn that is being read: reasoning, text and calls that follow each other."""
+        if not (self._texts or self._calls or self._reasoning):
             return []
         reasoning = "\n".join(self._reasoning)
         return [Message("assistant", "".join(self._texts), reasoning, tuple(self._calls))]
