@@ -48,16 +48,29 @@ class Harness(abc.ABC):
     it does not compact."""
     sub_compacted: Mapping[str, str | None] = MappingProxyType({})
     """The same for a sub-agent that compacts after its fourth answer; empty where none does."""
+    overflow: int = 60_000
+    """Tokens that the first two prompts of `compaction` take, but not the third."""
     overflowed: Mapping[str, str | None] = MappingProxyType({})
     """The same where the proxy refuses the third prompt as too long; empty where it does not go on from that."""
+    complains: bool = False
+    """Whether it ends with exit code 1 then, though it goes on and comes to its end."""
     gives_up: str | None = None
     """What it says, with exit code 1, where it ends on a prompt that is too long."""
     reminds: bool = False
     """Whether it asks with a reminder after an answer that was cut, and not just again."""
+    streams: bool = True
+    """Whether it asks for streams; what an engine sampled of an answer in one piece is lost with the engine."""
+    after_loss: Mapping[str, str] = MappingProxyType({})
+    """Mark -> mark of the call that it extends after `errands`'s third answer was cut, where it does not just ask again and
+    go on from there."""
     summary_request: str = r"(?!)"
     """Pattern in the last user message of its request for a summary."""
     title_request: str = r"(?!)"
     """Pattern in the system message of its request for a title."""
+    asides: Mapping[str, str] = MappingProxyType({})
+    """Mark -> role of each request of its own that it makes in every run, beside the agents' work; each begins anew."""
+    forgets: bool = False
+    """Whether it drops an answer from the conversation that calls no tool it knows."""
 
     @property
     def installed(self) -> Path:
@@ -78,6 +91,10 @@ class Harness(abc.ABC):
     def final(self, output: str, folder: Path) -> str:
         """The last words of the main agent, as the harness printed them. Fails when it says that it failed."""
 
+    def finish(self, words: str, thinking: str = "") -> Step:
+        """The main agent's last answer."""
+        return Step(words, thinking=thinking)
+
     def image(self, path: str) -> Use:
         """Look at an image file."""
         raise NotImplementedError(f"{self.name} has no tool for images")
@@ -88,7 +105,7 @@ class Harness(abc.ABC):
 
     def collect(self, how: str, names: Sequence[str]) -> list[Step]:
         """What the main agent does to get the reports of the agents that it started last; none where it has them."""
-        raise NotImplementedError(f"{self.name} has no sub-agents")
+        return []
 
     def peculiar(self) -> Sequence[Step]:
         """Steps of the main agent that only this harness answers in its way."""

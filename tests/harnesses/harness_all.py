@@ -7,9 +7,12 @@ from harness_adapter import Harness
 from harness_claude_code import ClaudeCode
 from harness_codex import Codex
 from harness_install import missing
+from harness_mini_swe_agent import MiniSweAgent
+from harness_opencode import OpenCode
 from harness_pi import Pi
+from harness_qwen_code import QwenCode
 
-HARNESSES: tuple[Harness, ...] = (ClaudeCode(), Codex(), Pi())
+HARNESSES: tuple[Harness, ...] = (ClaudeCode(), Codex(), QwenCode(), OpenCode(), Pi(), MiniSweAgent())
 
 each_harness = pytest.mark.parametrize("harness", [pytest.param(each, id=each.name) for each in HARNESSES])
 

@@ -8,7 +8,7 @@ such as "main.2" (step 2 of the actor "main" is done) that each answer leaves in
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 FINAL = "FINAL-ANSWER"
 """In the last words of the main agent."""
@@ -72,6 +72,8 @@ class Script:
     """Pattern in the last user message of a request for a summary of the conversation."""
     title_request: str
     """Pattern in the system message of a request for a title."""
+    asides: Mapping[str, str] = field(default_factory=dict)
+    """Mark -> role of the harness's own requests in every run."""
 
     def answer(self, prompt: str) -> tuple[str, str]:
         """(mark, what the model samples) for a rendered prompt; "summary" and "title" are marks too.
@@ -85,9 +87,10 @@ class Script:
         if re.search(self.summary_request, said[-1]):
             actor = self._actor(said) or "main"
             return "summary", _summary(actor, _done(prompt, actor))
-        actor = self._actor(said)
+        # After a compaction it can be the model's own summary that names somebody, and nobody else.
+        actor = self._actor(said) or self._actor([turn.text for turn in found if turn.role == "assistant"])
         if actor is None:
-            raise LookupError(f"no user names an actor: {[text[:200] for text in said]}")
+            raise LookupError(f"nobody names an actor: {[text[:200] for text in said]}")
         number = _done(prompt, actor) + 1
         if number > len(self.steps[actor]):
             raise LookupError(f"{actor} has no step {number}; the last message is {said[-1][:500]!r}")
@@ -95,7 +98,7 @@ class Script:
         return mark, self.steps[actor][number - 1].spoken(mark, prompt)
 
     def _actor(self, said: Sequence[str]) -> str | None:
-        """Whom the users' messages named last."""
+        """Whom the messages named last."""
         names = [name for text in said for name in _ACTOR.findall(text) if name in self.steps]
         return names[-1] if names else None
 

@@ -3,7 +3,7 @@
 A tree is written as {mark: mark of the call that it extends, or None where a conversation begins}.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from harness_adapter import Harness
 from harness_policy import FINAL, Script, Step, Use
@@ -20,13 +20,21 @@ def work(harness: Harness) -> Script:
         Step("I look around.\n\n  Indented.", [harness.shell("ls -la")], "First the files.\n", [PICTURE]),
         Step("Two at once.", _pair(harness), "They do not depend on each other.", ["first", "second"]),
         Step("", [harness.shell("echo main.3; exit 3")]),
-        Step("Nobody has this.", [Use("NoSuchTool", {"b": [1.0, None, "é"], "a": {}})]),
         *harness.peculiar(),
     ]
+    if not harness.forgets:
+        main.append(Step("Nobody has this.", [Use("NoSuchTool", {"b": [1.0, None, "é"], "a": {}})]))
     steps = {"main": main}
 
     def delegates(text: str, how: str, *names: str) -> None:
         main.append(Step(text, [harness.delegate(_brief(name), how) for name in names]))
+
+    def collects(how: str, *names: str) -> None:
+        """Each goes on only when the main agent has turned to waiting for it, so that reports come one by one."""
+        waits = harness.collect(how, names)
+        marks = [f"main.{len(main) + n}" for n in range(1, len(waits) + 1)] or [None] * len(names)
+        steps.update({name: _errand(harness, name, mark) for name, mark in zip(names, marks, strict=True)})
+        main.extend(waits)
 
     if "image" in harness.abilities:
         main.append(Step("A picture.", [harness.image(PICTURE)], shows=["image/png"]))
@@ -35,15 +43,11 @@ def work(harness: Harness) -> Script:
         steps |= {name: _errand(harness, name) for name in ("first", "second")}
     if "fork" in harness.abilities:
         delegates("A copy of mine can do this.", "fork", "copy")
-        steps["copy"] = _errand(harness, "copy")
-        main += harness.collect("fork", ["copy"])
+        collects("fork", "copy")
     if "background" in harness.abilities:
-        names = ("third", "fourth")
-        delegates("These can take their time.", "background", *names)
-        # Each goes on only when the main agent has turned to waiting for it, so that reports come one by one.
-        steps |= {name: _errand(harness, name, f"main.{n}") for n, name in enumerate(names, len(main) + 1)}
-        main += harness.collect("background", names)
-    main.append(Step(f"All is done. {FINAL}", thinking="Enough."))
+        delegates("These can take their time.", "background", "third", "fourth")
+        collects("background", "third", "fourth")
+    main.append(harness.finish(f"All is done. {FINAL}", "Enough."))
     return _script(harness, steps)
 
 
@@ -63,7 +67,7 @@ def compaction(harness: Harness) -> Script:
     main = [Step(f"Part {i}.", [harness.shell("seq 1 3000")], "More.") for i in range(1, 4)]
     if harness.compacts_between_prompts:
         main[2] = Step("Part 3. That was the first prompt.")
-    main += [Step("Part 4.", [harness.shell("echo 4")], "Less."), Step(f"All is done. {FINAL}")]
+    main += [Step("Part 4.", [harness.shell("echo 4")], "Less."), harness.finish(f"All is done. {FINAL}")]
     return _script(harness, {"main": main})
 
 
@@ -75,7 +79,7 @@ def long_errand(harness: Harness) -> Script:
         main += harness.collect(how, ["first"])
     first = [Step(f"Part {i}.", [harness.shell("seq 1 3000")], "More.") for i in range(1, 5)]
     first.append(Step("Report of first: all is well."))
-    return _script(harness, {"main": [*main, Step(f"All is done. {FINAL}")], "first": first})
+    return _script(harness, {"main": [*main, harness.finish(f"All is done. {FINAL}")], "first": first})
 
 
 def errands(harness: Harness) -> Script:
@@ -84,12 +88,15 @@ def errands(harness: Harness) -> Script:
         Step(f"Part {i}, with some words to be cut in.", [harness.shell(f"echo {i}")], "Well.")
         for i in (1, 2, 3)
     ]
-    return _script(harness, {"main": [*main, Step(f"All is done. {FINAL}")]})
+    return _script(harness, {"main": [*main, harness.finish(f"All is done. {FINAL}")]})
 
 
 def chains(script: Script, **origins: str | None) -> dict[str, str | None]:
-    """The tree in which every actor extends its own answers and begins at its origin, by default anew."""
-    tree = {}
+    """The tree in which every actor extends its own answers and begins at its origin, by default anew.
+
+    What the harness asks beside that begins anew.
+    """
+    tree: dict[str, str | None] = dict.fromkeys(script.asides)
     for actor, steps in script.steps.items():
         above = origins.get(actor)
         for number in range(1, len(steps) + 1):
@@ -100,12 +107,19 @@ def chains(script: Script, **origins: str | None) -> dict[str, str | None]:
 
 
 def roles(script: Script) -> dict[str, str]:
-    """The role of every actor's last answer."""
-    return {f"{a}.{len(steps)}": "main" if a == "main" else "sub-agent" for a, steps in script.steps.items()}
+    """The role of every actor's last answer, and of what the harness asks beside that."""
+    last = {f"{a}.{len(steps)}": "main" if a == "main" else "sub-agent" for a, steps in script.steps.items()}
+    return {**script.asides, **last}
+
+
+def leaf_roles(script: Script, tree: Mapping[str, str | None]) -> dict[str, str]:
+    """The role of every leaf of a tree where nobody but the main agent works, and asks for a summary."""
+    known = {**script.asides, "summary": "main-summary"}
+    return {mark: known.get(mark, "main") for mark in tree.keys() - set(tree.values())}
 
 
 def _script(harness: Harness, steps: dict[str, Sequence[Step]]) -> Script:
-    return Script(steps, harness.summary_request, harness.title_request)
+    return Script(steps, harness.summary_request, harness.title_request, harness.asides)
 
 
 def _pair(harness: Harness) -> list[Use]:

@@ -2,15 +2,15 @@
 
 import harness_scenarios
 from harness_all import each_harness, need
-from harness_scenarios import chains, roles, work_tree
+from harness_scenarios import chains, leaf_roles, roles, work_tree
 from harness_trial import Trial
 from proxy_stage import wait_until
 
 HELD_TOKENS = 15
 """Shorter than any answer of the scripts; longer than the thinking of `errands`."""
 
-OVERFLOW_TOKENS = 60_000
-"""More than two prompts of `compaction` take, less than the third."""
+UNSEEN_TOKENS = 1
+"""The mark that opens the thinking: nothing that a client sees, so none keeps a part of the answer."""
 
 LOST_S = 6.0
 """Longest time of a call where engines are lost for good."""
@@ -50,7 +50,7 @@ def test_compaction(harness, harness_stage, tmp_path):
     result = Trial(harness_stage, harness, script, tmp_path, prompts=prompts, **harness.compaction).run()
     result.sound()
     assert result.tree == chains(script) | harness.compacted
-    assert result.roles == roles(script) | {"main.3": "main", "summary": "main-summary"}
+    assert result.roles == leaf_roles(script, result.tree)
 
 
 @each_harness
@@ -67,14 +67,14 @@ def test_a_sub_agent_compacts(harness, harness_stage, tmp_path):
 def test_a_prompt_that_is_too_long(harness, harness_stage, tmp_path):
     need(harness, harness.overflowed or harness.gives_up, "says nothing that a test could read then")
     script = harness_scenarios.compaction(harness)
-    trial = Trial(harness_stage, harness, script, tmp_path, context_length=OVERFLOW_TOKENS)
+    trial = Trial(harness_stage, harness, script, tmp_path, context_length=harness.overflow)
     if harness.gives_up:
         assert harness.gives_up in trial.run_to_failure()
         return
-    result = trial.run()
+    result = trial.run(code=int(harness.complains))
     result.sound()
     assert result.tree == chains(script) | harness.overflowed
-    assert result.roles == roles(script) | {"main.2": "main", "summary": "main-summary"}
+    assert result.roles == leaf_roles(script, result.tree)
 
 
 @each_harness
@@ -82,7 +82,7 @@ def test_engines_die_in_the_middle_of_an_answer(harness, harness_stage, tmp_path
     need(harness)
     script = harness_scenarios.errands(harness)
     trial = Trial(harness_stage, harness, script, tmp_path, engines=2, call_deadline_s=LOST_S)
-    trial.hold(HELD_TOKENS, {"main.1", "main.2"})
+    trial.hold(HELD_TOKENS, {"main.2", "main.3"})
     lost = []
 
     def lose(engine) -> None:
@@ -90,19 +90,18 @@ def test_engines_die_in_the_middle_of_an_answer(harness, harness_stage, tmp_path
         trial.kill(engine)
         lost.append(engine)
         if len(lost) == 2:
-            wait_until(lambda: len(trial.proxy.calls()) == 2)
+            wait_until(lambda: trial.proxy.calls()[-1].finish != "stop")
             trial.revive(engine)
 
     result = trial.run(lose)
     result.sound()
-    assert result.tree == chains(script) | {"main.2'": "main.1", "main.3": "main.2'"}
-    assert result.roles == roles(script) | {"main.2": "main"}
-    assert {mark for mark, end in result.ends.items() if end != "stop"} == {"main.2"}
-    assert result.dead == (set() if harness.reminds else {"main.2"})
-    assert [end for _, _, end in result.calls["main.1"].versions] == [
-        HELD_TOKENS,
-        len(result.calls["main.1"].output_ids),
-    ]
+    assert result.tree == chains(script) | {"main.3'": "main.2", "main.4": "main.3'"} | harness.after_loss
+    assert result.roles == leaf_roles(script, result.tree)
+    assert {mark for mark, end in result.ends.items() if end != "stop"} == {"main.3"}
+    assert result.dead == (set() if harness.reminds else {"main.3"})
+    moved = result.calls["main.2"]
+    whole = len(moved.output_ids)
+    assert [end for _, _, end in moved.versions] == ([HELD_TOKENS, whole] if harness.streams else [whole])
 
 
 @each_harness
@@ -110,7 +109,7 @@ def test_the_proxy_is_killed_in_the_middle_of_an_answer(harness, harness_stage, 
     need(harness)
     script = harness_scenarios.errands(harness)
     trial = Trial(harness_stage, harness, script, tmp_path, own_process=True)
-    trial.hold(HELD_TOKENS, {"main.2"})
+    trial.hold(UNSEEN_TOKENS, {"main.2"})
     result = trial.run(lambda _: trial.replace_proxy())
     result.sound()
     assert result.tree == chains(script)
