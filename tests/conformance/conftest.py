@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "scripted"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "sglang_environment"))
 
 from conformance_engines import EmbeddedServer, Engine, ScriptedServer
-from conformance_model import build_models
+from conformance_model import Reference, build_models
 from sglang_server import CONTEXT, MAX_RUNNING, SglangServer, missing
 
 
@@ -21,6 +21,11 @@ from sglang_server import CONTEXT, MAX_RUNNING, SglangServer, missing
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Weights "1" and "2" of one tiny Qwen3, each with the tokenizer of the proxy's tests."""
     return build_models(tmp_path_factory.mktemp("conformance"))
+
+
+@pytest.fixture(scope="session")
+def references(models: dict[str, Path]) -> dict[str, Reference]:
+    return {name: Reference(directory) for name, directory in models.items()}
 
 
 @pytest.fixture(scope="session")
