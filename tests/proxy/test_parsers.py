@@ -245,7 +245,7 @@ def test_arguments_that_some_json_reader_refuses_make_no_call(arguments):
         ),
     ):
         text = f"{before}{arguments}{after}"
-        assert parse(text, form(tools=name), {}) == Parsed("", text)
+        assert parse(text, form(tools=name), TYPES) == Parsed("", text)
 
 
 def test_the_last_of_repeated_keys_counts_as_for_every_json_reader():
@@ -422,7 +422,14 @@ def test_llama_writes_calls_alone_or_after_a_tag_and_several_with_semicolons():
         (f"Sure: {one}", f"Sure: {one}", 0),
         ('{"answer": 1}', '{"answer": 1}', 0),
     ):
-        assert parse(text, form(tools="llama3_json"), {}) == Parsed("", shown, (read,) * count)
+        assert parse(text, form(tools="llama3_json"), TYPES) == Parsed("", shown, (read,) * count)
+
+
+def test_bare_json_is_a_call_only_of_a_tool_on_offer():
+    bare = '{"name": "Ada", "parameters": {"a": 1}}'
+    assert parse(bare, form(tools="llama3_json"), TYPES) == Parsed("", bare)
+    tagged = f"<|python_tag|>{bare}"
+    assert parse(tagged, form(tools="llama3_json"), TYPES).calls == (("Ada", '{"a": 1}'),)
 
 
 @given(st.lists(PIECES, max_size=12), st.booleans())

@@ -6,7 +6,7 @@ import unicodedata
 import pytest
 from gyre_proxy.codec import Codec, Detokenizer
 from gyre_proxy.conversation import Message, ToolCall
-from gyre_proxy.parsers import parse
+from gyre_proxy.parsers import parse, tool_types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from proxy_tokenizer import build_tokenizer
@@ -202,7 +202,7 @@ def test_a_session_on_llama3_has_one_bos_and_one_end_of_each_turn(llama3):
     assert said[6] == f'<|eot_id|><|start_header_id|>ipython<|end_header_id|>\n\n"r"<|eot_id|>{ask}'
     for output in (said[1], said[5]):
         ids = llama3._tokenizer.encode(output, add_special_tokens=False).ids
-        parsed = parse(llama3.decode(ids), llama3.answers, {})
+        parsed = parse(llama3.decode(ids), llama3.answers, tool_types(TOOLS))
         assert parsed.calls == (("read_file", '{"path": "a"}'),) and parsed.text == ""
 
 
@@ -297,9 +297,9 @@ def test_a_started_answer_closes_the_thinking_that_the_prompt_opened(qwen36, qwe
     assert qwen3.text(qwen3.encode_started("Sure, ", prompt)) == "Sure, "
 
 
-def test_a_forced_call_is_begun_with_control_tokens(real):
-    if real.answers.tools is None:
-        pytest.skip("the model of this template calls no tools")
+@pytest.mark.parametrize("name", ["qwen36", "qwen3", "llama3"])
+def test_a_forced_call_is_begun_with_control_tokens(request, name):
+    real = request.getfixturevalue(name)
     prompt = real.encode_prompt((user("q"),), TOOLS)
     begun = real.answers.tools.started("read_file")
     ids = real.encode_started(begun, prompt, control=True)
@@ -312,5 +312,5 @@ def test_a_forced_call_is_begun_with_control_tokens(real):
         "qwen3_coder": "<parameter=path>\na\n</parameter>\n</function>\n</tool_call>",
         "llama3_json": '{"path": "a"}}',
     }[real.tool_parser]
-    parsed = parse(real.text(ids) + rest, real.answers_after(prompt), {})
+    parsed = parse(real.text(ids) + rest, real.answers_after(prompt), tool_types(TOOLS))
     assert parsed.calls == (("read_file", '{"path": "a"}'),) and parsed.text == ""
