@@ -2,7 +2,7 @@
 
 import abc
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -95,8 +95,8 @@ class Harness(abc.ABC):
         """The main agent's last answer."""
         return Step(words, thinking=thinking)
 
-    def image(self, path: str) -> Use:
-        """Look at an image file."""
+    def image(self, path: str) -> Use | Callable[[str], Use]:
+        """Look at an image file of the workspace."""
         raise NotImplementedError(f"{self.name} has no tool for images")
 
     def delegate(self, brief: str, how: str) -> Use:
@@ -114,7 +114,7 @@ class Harness(abc.ABC):
 
 def json_lines(output: str) -> Iterator[dict]:
     """The JSON objects among the lines of an output."""
-    for line in output.splitlines():
+    for line in output.split("\n"):  # other line ends stand inside texts
         try:
             value = json.loads(line)
         except ValueError:
