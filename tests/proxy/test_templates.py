@@ -101,6 +101,24 @@ def test_whether_a_prompt_opened_the_thinking_may_depend_on_its_last_message(cod
     assert opened == [True, False]
 
 
+def test_a_turn_may_end_with_the_token_of_the_next_speaker(codecs):
+    codec = codecs("glm4moe")
+    token = codec._tokenizer.token_to_id
+    assert {token(t) for t in ("<|user|>", "<|observation|>")} <= set(codec.stop_ids)
+    result, follow = (Message("tool", "r", call_id="c"),), (Message("user", "q"),)
+    shown = [
+        codec.text(codec.encode_suffix(new, last))
+        for new in (result, follow)
+        for last in (token("<|observation|>"), 5)
+    ]
+    assert shown == [
+        "\n<tool_response>\nr\n</tool_response><|assistant|>",
+        "<|observation|>\n<tool_response>\nr\n</tool_response><|assistant|>",
+        "<|user|>\nq<|assistant|>",
+        "<|user|>\nq<|assistant|>",
+    ]
+
+
 def calls(codec):
     """Calls that a message may have for the template to show it and its results."""
     form = codec.template.form
