@@ -13,7 +13,8 @@ class PrefixCache:
         return min(longest, len(ids) - 1)
 
     def keep(self, key: object, ids: list[int]) -> None:
-        self._seen.setdefault(key, []).append(list(ids))
+        others = [seen for seen in self._seen.get(key, ()) if _common(seen, ids) < len(seen)]
+        self._seen[key] = [*others, list(ids)]  # what these begin with needs no place of its own
 
     def clear(self) -> None:
         self._seen.clear()
