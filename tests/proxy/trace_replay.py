@@ -54,6 +54,7 @@ class TraceEngine(FakeEngine):
     dies = False
 
     def _plan(self, given: dict) -> tuple[list[int], str]:
+        self._cache.clear()  # nobody asks what it holds, and a thousand long prompts are slow to compare
         tokens, finish = super()._plan(given)
         self.die_after = len(tokens) if self.dies else None
         return tokens, finish
