@@ -30,8 +30,9 @@ class OpenCode(Harness):
     summary_request = r"Create a new anchored summary"
     title_request = r"title generator"
 
-    provider = "@ai-sdk/openai-compatible"
-    """Of the packages that it carries with it."""
+    def __init__(self, provider: str = "@ai-sdk/openai-compatible") -> None:
+        """`provider`: one of the packages that it carries with it; it says which protocol is spoken."""
+        self._provider = provider
 
     def launch(self, folder: Path, prompts: Sequence[str], access: Access) -> Launch:
         (prompt,) = prompts
@@ -46,7 +47,7 @@ class OpenCode(Harness):
             "modalities": {"input": ["text", "image"], "output": ["text"]},
         }
         provider = {
-            "npm": self.provider,
+            "npm": self._provider,
             "name": "gyre",
             "options": {"baseURL": f"{access.base_url}/v1", "apiKey": access.key},
             "models": {"scripted": model},

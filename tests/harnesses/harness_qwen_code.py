@@ -4,7 +4,9 @@ Its forks work in the background, with fewer tools than their parent, so their p
 """
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -42,13 +44,14 @@ class QwenCode(Harness):
         (prompt,) = prompts
         home = folder / "home/.qwen"
         home.mkdir(parents=True)
+        generation = {"contextWindowSize": access.window, "modalities": {"image": True}}
         settings = {
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
             "general": {"disableAutoUpdate": True, "disableUpdateNag": True},
             "security": {"auth": {"selectedType": "openai"}},
             "tools": {"shell": {"enableInteractiveShell": False}},
-            "model": {"generationConfig": {"contextWindowSize": access.window}},
+            "model": {"generationConfig": generation},
         }
         (home / "settings.json").write_text(json.dumps(settings))
         (folder / "home" / _READ).write_text(_UNTIL_READ)
@@ -68,15 +71,13 @@ class QwenCode(Harness):
         # It writes the number as 60000.
         return Use("run_shell_command", {"timeout": 60000.0, "command": waits, "description": "café ☃"})
 
-    def image(self, path: str) -> Use:
-        return Use("read_file", {"file_path": path})
+    def image(self, path: str) -> Callable[[str], Use]:
+        return partial(_look, path=path)
 
     def delegate(self, brief: str, how: str) -> Use:
-        kind = {"subagent_type": "fork" if how == "fork" else "general-purpose"}
-        return Use(
-            "agent",
-            {"prompt": brief, "description": "look", **kind, "run_in_background": how == "background"},
-        )
+        kind = {"foreground": "Explore", "background": "general-purpose", "fork": "fork"}[how]
+        more = {"subagent_type": kind, "run_in_background": how == "background"}
+        return Use("agent", {"prompt": brief, "description": "look", **more})
 
     def collect(self, how: str, names: Sequence[str]) -> list[Step]:
         # Each report wakes it up.
@@ -87,3 +88,9 @@ class QwenCode(Harness):
         assert results, "no result line"
         assert not results[-1]["is_error"], json.dumps(results[-1])[:500]
         return results[-1]["result"]
+
+
+def _look(prompt: str, path: str) -> Use:
+    """Its tools want whole paths."""
+    workspace = re.search(r"currently working in the directory: (.+)", prompt)[1]
+    return Use("read_file", {"file_path": f"{workspace}/{path}"})

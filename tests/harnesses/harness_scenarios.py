@@ -17,9 +17,15 @@ _WAIT = "timeout 20 sh -c 'until [ -e {} ]; do sleep 0.02; done'"
 def work(harness: Harness) -> Script:
     """A tool loop, parallel tools, a tool that is none, an image, sub-agents of every kind: whatever the harness has."""
     main: list[Step] = [
-        Step("I look around.\n\n  Indented.", [harness.shell("ls -la")], "First the files.\n", [PICTURE]),
+        Step(
+            "I look around.\n\n  Indented, ünïcödé 😀, \u2028 and \u200b.",
+            [harness.shell("ls -la")],
+            "First the files.\n",
+            [PICTURE],
+        ),
         Step("Two at once.", _pair(harness), "They do not depend on each other.", ["first", "second"]),
-        Step("", [harness.shell("echo main.3; exit 3")]),
+        # Some harnesses show nothing of an output with such bytes.
+        Step("", [harness.shell("printf 'main.3 a\\0b\\377 \\033[31mred\\033[0m\\r\\n'; exit 3")]),
         *harness.peculiar(),
     ]
     if not harness.forgets:
@@ -37,7 +43,7 @@ def work(harness: Harness) -> Script:
         main.extend(waits)
 
     if "image" in harness.abilities:
-        main.append(Step("A picture.", [harness.image(PICTURE)], shows=["image/png"]))
+        main.append(Step("A picture.", [harness.image(PICTURE)], shows=["[image image/"]))
     if "foreground" in harness.abilities:
         delegates("Others can do this.", "foreground", "first", "second")
         steps |= {name: _errand(harness, name) for name in ("first", "second")}

@@ -68,6 +68,8 @@ class PolicyEngine(FakeEngine):
         self._policy, self._marks = script, marks
         self._held_tokens: int | None = None
         self._held_marks: set[str] | None = None
+        self.cut: dict[str, int] = {}
+        """Mark -> tokens after which its first answer ends for its length."""
         self._opening = self._encode("<|im_start|>assistant\n")
         self._answers: dict[bytes, tuple[str, str]] = {}
         self.puzzled: list[str] = []
@@ -109,6 +111,8 @@ class PolicyEngine(FakeEngine):
             raise
         (self._marks / mark).touch()
         self.hold_after = self._held_after(mark)
+        if mark in self.cut:
+            return tokens[len(done) : self.cut.pop(mark)], "length"
         return tokens[len(done) :], "stop"
 
     def _answer(self, prompt: list[int]) -> tuple[str, str]:

@@ -41,10 +41,15 @@ class Trial:
         launch = harness.launch(folder, [PROMPT] * prompts, Access(opened["base_url"], opened["key"], window))
         self.process = HarnessProcess(folder, launch.argv, launch.environment)
 
-    def run(self, on_news: Callable[[object], None] | None = None, code: int = 0) -> "Result":
-        """Let the harness work to its end, handing over news meanwhile. Fails unless it ends as with the real API."""
+    def run(
+        self, on_news: Callable[[object], None] | None = None, code: int = 0, last: str = FINAL
+    ) -> "Result":
+        """Let the harness work to its end, handing over news meanwhile. Fails unless it ends as with the real API.
+
+        That is with this exit code and this in its last words.
+        """
         self._end(code, on_news)
-        assert FINAL in self._harness.final(self.process.output, self.folder), self.process.told()
+        assert last in self._harness.final(self.process.output, self.folder), self.process.told()
         with RunLogIndex(self.record) as runs:
             assert list(runs.ids) == [EXECUTION]
             found = inspect(runs.load(EXECUTION))
