@@ -19,11 +19,14 @@ from pathlib import Path
 import httpx
 from conformance_model import VOCABULARY
 from gyre_proxy.codec import Codec
-from scripted_engine import ScriptedEngine
+from scripted_engine import Call, ScriptedEngine
 from scripted_requests import room
 
 WAIT_S = 60
 PROMPT = [11, 12, 13, 14, 15]
+TOKEN_S = 0.001
+"""Time that a scripted token takes."""
+
 LONG = 3000
 """More tokens than any engine samples before a test has aborted them."""
 
@@ -213,7 +216,8 @@ class EmbeddedServer:
 
 
 class _Endless(ScriptedEngine):
-    """Samples as many tokens as are asked for. Each follows from the one before it, its position and the weights, so
+    """Samples as many tokens as are asked for, no quicker than other engines, so that requests can be met while they
+    run. Each follows from the one before it, its position and the weights, so
     that prompt and partial output give the rest.
     """
 
@@ -226,6 +230,10 @@ class _Endless(ScriptedEngine):
             token = 3 + (31 * token + 17 * position + weights) % (VOCABULARY - 3)
             tokens.append(token)
         return tokens, "length"
+
+    async def _turn(self, call: Call) -> None:
+        await asyncio.sleep(TOKEN_S)
+        await super()._turn(call)
 
     def _has_weights(self, path: str) -> bool:
         return (Path(path) / "config.json").exists()
