@@ -82,6 +82,7 @@ class Engine:
     def restore(self) -> None:
         self.go_on()
         assert self.post("/abort_request", abort_all=True).status_code == 200
+        self.flush()  # which succeeds once all that was aborted has gone
         info = self.info()
         if (info["model_path"], info["weight_version"]) != (
             self._first["model_path"],
@@ -251,6 +252,7 @@ class ScriptedServer:
             "context": context,
             "max_running": max_running,
             "vocabulary": VOCABULARY,
+            "grammar": False,
         }
         self._engine = _Endless(Codec(model), [], "1", **options)
         self._do(self._engine.start())

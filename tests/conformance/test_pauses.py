@@ -38,12 +38,15 @@ def test_a_pause_holds_new_requests_until_continued(engine, mode):
 def test_what_runs_stands_still_and_goes_on(engine, mode):
     running = begun(engine, 400)
     engine.pause(mode)
-    counts = []
-    for _ in range(2):  # after the first, what was on its way when the pause was answered has arrived
+
+    def arrived() -> int:
+        """How many events there are after a while, in which a held request gets no answer."""
         with pytest.raises(httpx.ReadTimeout):
             engine.client.post("/generate", json=request(1), timeout=SOON_S)
-        counts.append(len(running.events))
-    assert counts[0] == counts[1] and not running.done
+        return len(running.events)
+
+    until(lambda: arrived() == arrived())  # what was on its way when the pause was answered may come late
+    assert not running.done and running.events[-1]["meta_info"]["completion_tokens"] < 400
     engine.go_on()
     final = running.final()
     assert len(final["output_ids"]) == 400
@@ -111,7 +114,11 @@ def test_an_abort_of_a_request_that_a_pause_holds_is_lost(engine, mode):
         abort(engine, body["rid"])
         assert engine.post("/abort_request", abort_all=True).status_code == 200
         engine.go_on()
-        assert b'"length":4' in held.recv(65536).replace(b" ", b"")
+        answer = b""
+        while b'"length":4' not in answer.replace(b" ", b""):
+            piece = held.recv(65536)
+            assert piece, answer
+            answer += piece
 
 
 def test_a_cache_can_be_flushed_unless_something_holds_its_place(engine):

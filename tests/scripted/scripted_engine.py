@@ -54,7 +54,7 @@ class ScriptedEngine:
     Script items are texts (ended by the turn-end token) or (text, "length"). The log-prob of the token at
     position p of prompt plus output is -p / 1000, whichever engine samples it. With `hold_after = n` a
     request stops after n tokens until it is aborted or `release()`. `context`, `max_running`,
-    `vocabulary` None: no limit.
+    `vocabulary` None: no limit. `grammar`: takes schemas, which it does not look at.
     """
 
     def __init__(
@@ -67,9 +67,11 @@ class ScriptedEngine:
         context: int | None = None,
         max_running: int | None = None,
         vocabulary: int | None = None,
+        grammar: bool = True,
     ) -> None:
         self.codec, self.script, self.version, self.model = codec, list(script), version, model
         self.context, self.max_running, self.vocabulary = context, max_running, vocabulary
+        self.grammar = grammar
         self.requests: list[dict] = []
         self.aborted: list[str] = []
         self.hold_after: int | None = None
@@ -316,7 +318,7 @@ class ScriptedEngine:
             self._enter(call)
             watch = asyncio.create_task(self._watch(receive, call))
             await self._until(lambda: not self.paused and not self._updating)
-            check_values(given, self.context, self.vocabulary)
+            check_values(given, self.context, self.vocabulary, self.grammar)
             call.phase = "waiting"
             await self._play(call, send)
         except Refused as refused:

@@ -33,6 +33,7 @@ _OTHERS = (
     ),
     *("custom_params", "beam_width", "watermark", "choice"),
 )
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _RANGES = {
     "temperature": (lambda x: math.isfinite(x) and x >= 0, "a non-negative finite number"),
     "top_p": (lambda x: 0 < x <= 1, "in (0, 1]"),
@@ -122,11 +123,14 @@ def _check_sampling_type(name: str, value: object) -> None:
         raise Refused(CONTRACT, f"invalid type for {name}: {value!r}")
 
 
-def check_values(given: dict, context: int | None, vocabulary: int | None) -> None:
+def check_values(given: dict, context: int | None, vocabulary: int | None, grammar: bool) -> None:
     """Raises Refused for a body whose values no server of this context length and vocabulary serves (None: any). What
     would end a real server, a token outside its vocabulary or a logprob_start_len below -1, is refused too.
+    `grammar`: whether it has a grammar backend.
     """
     ids, sampling = given.get("input_ids"), given.get("sampling_params") or {}
+    if not grammar and any(sampling.get(name) for name in _GRAMMARS):
+        raise Refused(VALUE, f"Grammar-based generation ({', '.join(_GRAMMARS)}) is not supported by this server.")
     if ids is None:
         raise Refused(VALUE, "Either text, input_ids or input_embeds should be provided.")
     if not ids:

@@ -4,6 +4,7 @@ Pure. Hints are what harnesses send about sessions and agents; they are recorded
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import orjson
 from gyre_trajtree.evidence import plain
@@ -95,13 +96,17 @@ def _after_tools(messages: Sequence[Message]) -> list[str]:
 
 def _opening(messages: Sequence[Message]) -> str:
     """Beginnings of what users and assistants say in a prompt, a line each. Tool results tell nothing of whose it is."""
-    said = (plain(m.text[:READ_LIMIT])[:OPENING_TEXT] for m in messages if m.role in ("user", "assistant"))
+    said = (_plain(m.text[:READ_LIMIT])[:OPENING_TEXT] for m in messages if m.role in ("user", "assistant"))
     return "\n".join(filter(None, said))[:OPENING_LIMIT]
+
+
+_plain = lru_cache(maxsize=64)(plain)
+"""The last user text stays for many turns, and is long to read."""
 
 
 def _cut(text: str) -> str:
     """What is left of a text without the reminders of harnesses, which can be longer than the limit."""
-    return plain(text[:READ_LIMIT])[:TEXT_LIMIT]
+    return _plain(text[:READ_LIMIT])[:TEXT_LIMIT]
 
 
 def _spawns(call: ToolCall) -> Iterator[str]:
