@@ -30,6 +30,7 @@ class MiniSweAgent(Harness):
             "MSWEA_COST_TRACKING": "ignore_errors",
             "MSWEA_GLOBAL_CONFIG_DIR": str(folder / "home/.config/mini"),
             "MSWEA_SILENT_STARTUP": "1",
+            "TYPER_STANDARD_TRACEBACK": "1",
         }
         return Launch([*argv, "-t", prompt, "-o", str(folder / _TRAJECTORY)], environment)
 

@@ -33,6 +33,7 @@ class QwenCode(Harness):
     compaction = MappingProxyType({"window": 128_000})
     # Its reminders come again with the second prompt after a compaction, in front of the summary.
     compacted = MappingProxyType({"summary": "main.3", "main.4": None, "main.5": None})
+    sub_compacted = MappingProxyType({"summary": "first.4", "first.5": None})
     overflow = 90_000
     overflowed = MappingProxyType({"summary": None, "main.3": None, "main.4": None})
     reminds = True
@@ -75,7 +76,7 @@ class QwenCode(Harness):
         return partial(_look, path=path)
 
     def delegate(self, brief: str, how: str) -> Use:
-        kind = {"foreground": "Explore", "background": "general-purpose", "fork": "fork"}[how]
+        kind = {"foreground": "general-purpose", "background": "Explore", "fork": "fork"}[how]
         more = {"subagent_type": kind, "run_in_background": how == "background"}
         return Use("agent", {"prompt": brief, "description": "look", **more})
 

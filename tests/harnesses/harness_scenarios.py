@@ -118,10 +118,13 @@ def roles(script: Script) -> dict[str, str]:
     return {**script.asides, **last}
 
 
-def leaf_roles(script: Script, tree: Mapping[str, str | None]) -> dict[str, str]:
-    """The role of every leaf of a tree where nobody but the main agent works, and asks for a summary."""
-    known = {**script.asides, "summary": "main-summary"}
-    return {mark: known.get(mark, "main") for mark in tree.keys() - set(tree.values())}
+def leaf_roles(
+    script: Script, tree: Mapping[str, str | None], summary: str = "main-summary"
+) -> dict[str, str]:
+    """The role of every leaf of a tree: that of its actor, of what the harness asks beside that, or of the summary."""
+    known = {**script.asides, "summary": summary}
+    leaves = tree.keys() - set(tree.values())
+    return {mark: known.get(mark, "main" if mark.startswith("main.") else "sub-agent") for mark in leaves}
 
 
 def _script(harness: Harness, steps: dict[str, Sequence[Step]]) -> Script:

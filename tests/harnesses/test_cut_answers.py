@@ -14,8 +14,13 @@ IN_THE_CALL = 70
 """Tokens of an answer of `errands`: its thinking and part of its text; all its text and part of its call."""
 
 
-@pytest.mark.parametrize("tokens", [IN_THE_TEXT, IN_THE_CALL])
-@pytest.mark.parametrize("harness", [QwenCode(), MiniSweAgent()], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    ("harness", "tokens"),
+    [
+        pytest.param(QwenCode(), IN_THE_CALL, id="qwen-code"),
+        pytest.param(MiniSweAgent(), IN_THE_TEXT, id="mini-swe-agent"),
+    ],
+)
 def test_a_cut_answer_is_dropped_and_asked_for_again(harness, tokens, harness_stage, tmp_path):
     """Qwen Code asks the same with more room, mini-swe-agent with a complaint instead of the answer."""
     need(harness)
