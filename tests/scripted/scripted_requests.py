@@ -130,7 +130,9 @@ def check_values(given: dict, context: int | None, vocabulary: int | None, gramm
     """
     ids, sampling = given.get("input_ids"), given.get("sampling_params") or {}
     if not grammar and any(sampling.get(name) for name in _GRAMMARS):
-        raise Refused(VALUE, f"Grammar-based generation ({', '.join(_GRAMMARS)}) is not supported by this server.")
+        raise Refused(
+            VALUE, f"Grammar-based generation ({', '.join(_GRAMMARS)}) is not supported by this server."
+        )
     if ids is None:
         raise Refused(VALUE, "Either text, input_ids or input_embeds should be provided.")
     if not ids:

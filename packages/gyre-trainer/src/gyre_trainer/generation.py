@@ -26,6 +26,7 @@ GREEDY_BELOW = 1e-6
 PROMPT_PIECE = 1024  # tokens of one prompt in one step: bounds the memory of a step and the wait for an abort
 STEP_TOKENS = 4096  # prompt tokens of all sequences in one step
 RESERVED = 6  # positions of the context that no prompt may take, so that output has room
+DELIVERED_EVERY = 50  # tokens between two deliveries of a sequence that is not streamed
 UNFILLED = 2  # positions of the context that no output takes
 
 PAUSE_MODES = ("abort", "retract", "in_place")
@@ -303,8 +304,15 @@ class Generation:
         output = sequence.output(self.version, ABORTED_WAITING)
         if sequence.stream:
             return output
-        # what a retracted sequence sampled was delivered nowhere, and SGLang forgets it
-        return replace(output, output_ids=[], logprobs=[], spans=[(self.version, 0, 0)])
+        # SGLang tells its front of such a sequence at every DELIVERED_EVERY tokens only; the rest is lost
+        kept = len(output.output_ids) // DELIVERED_EVERY * DELIVERED_EVERY
+        spans = [(version, start, min(end, kept)) for version, start, end in output.spans if start < kept]
+        return replace(
+            output,
+            output_ids=output.output_ids[:kept],
+            logprobs=output.logprobs[:kept],
+            spans=spans or [(self.version, 0, 0)],
+        )
 
     def pause(self, mode: str) -> list[Output]:
         """Stop stepping until `resume`. `abort` ends all sequences (returned), `retract` takes them off
