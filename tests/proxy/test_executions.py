@@ -133,4 +133,4 @@ def test_memory_is_that_of_the_executions_in_use():
     tracemalloc.stop()
     assert peaks[9] < 1.1 * peaks[1]
     assert len(executions) <= 8
-    assert sum(router._load(url) for url in router.engines) == len(executions)
+    assert sum(router._loads[url] for url in router.engines) == len(executions)

@@ -13,6 +13,7 @@ from gyre_trajtree import Execution, RecordError
 
 from gyre_proxy.capability import issue, valid_execution
 from gyre_proxy.connections import check_origin
+from gyre_proxy.engine_client import LARGEST_VERSION
 from gyre_proxy.errors import BadRequest, Forbidden, NotFound, Unauthorised
 from gyre_proxy.executions import KEY_LIFETIME_S
 from gyre_proxy.gateway import Gateway
@@ -28,8 +29,7 @@ _CLOSED = ("termination", "error")
 
 
 async def handle(application: "Application", scope: dict, body: bytes) -> tuple[int, dict]:
-    """(status, answer) of one admin call. Raises ProxyError."""
-    _authorise(application.gateway.settings.admin_token, scope)
+    """(status, answer) of one admin call, authorised before. Raises ProxyError."""
     gateway = application.gateway
     method, parts = scope["method"], [part for part in scope["path"].split("/") if part][1:]
     given = _object(body)
@@ -78,7 +78,8 @@ def status(gateway: Gateway) -> dict:
     }
 
 
-def _authorise(token: str | None, scope: dict) -> None:
+def authorise(token: str | None, scope: dict) -> None:
+    """Raises Forbidden or Unauthorised for a request without the admin token."""
     if token is None:
         raise Forbidden("the admin API is off; start the proxy with --admin-token-stdin or --admin-token-env")
     given = dict(scope["headers"]).get(b"authorization", b"")
@@ -146,8 +147,8 @@ def _engine(entry: object) -> Engine:
     capacity = entry.get("capacity")
     if capacity is not None and (type(capacity) is not int or capacity < 1):
         raise BadRequest("'capacity' must be a positive integer or null", "engines")
-    if version is not None and type(version) is not int:
-        raise BadRequest("'version' must be an integer or null", "engines")
+    if version is not None and (type(version) is not int or not 0 <= version <= LARGEST_VERSION):
+        raise BadRequest(f"'version' must be an integer from 0 to {LARGEST_VERSION}, or null", "engines")
     if not isinstance(admitting, bool):
         raise BadRequest("'admitting' must be true or false", "engines")
     return Engine(entry["url"].rstrip("/"), admitting, version, capacity)

@@ -18,7 +18,7 @@ import orjson
 from tokenizers import Tokenizer
 
 from gyre_proxy.answers import closing_of, notices_of, reasoning_of, tools_of
-from gyre_proxy.conversation import Message, ToolCall, texts
+from gyre_proxy.conversation import Message, ToolCall, strings, texts
 from gyre_proxy.errors import BadRequest, ContextOverflow, TokenizerError
 from gyre_proxy.parsers import TOOL_PARSERS, AnswerFormat, Types, tool_types
 from gyre_proxy.proof import Proof, prove, roles_of
@@ -104,6 +104,8 @@ class Codec:
         """
         if not arguments:
             return self
+        if self._tag_pattern and any(self._tag_pattern.search(text) for text in strings(arguments)):
+            raise BadRequest("field 'chat_template_kwargs' holds a control token of the model; remove it")
         key = orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)
         variant = self._variants.pop(key, None)
         if variant is None:

@@ -5,8 +5,11 @@ that arrive together are read once, the last one.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from types import NoneType
 
 import orjson
 
@@ -16,11 +19,20 @@ from gyre_proxy.errors import ProxyError
 ABORT_S = 5.0
 """Longest wait for an engine to take an abort."""
 
+SHARE = 0.1
+"""Of the time of a stream that reading it may cost."""
+
+HEALTH_S = 30.0
+"""Longest wait for an engine that must show that it samples; SGLang itself gives up after 20 s."""
+
 PING_S = 5.0
 """Longest wait for a sign of life, and for the name of an engine's weights."""
 
-_REFUSALS = range(400, 500)
-_TRANSIENT = (408, 425, 429)
+_REFUSALS = (400, 413, 422)
+"""What says that the call itself is at fault; others (a wrong URL, a missing key, overload) are the engine's."""
+
+LARGEST_VERSION = LARGEST_ID = 2**31 - 1
+"""Of weights and of tokens, as a run log holds them."""
 
 
 class EngineDown(ProxyError):
@@ -80,9 +92,18 @@ class EngineClient:
                 url, "/generate", content, None if events is None else events.feed
             )
         except ConnectionFailed as error:
+            if events is not None:
+                events.read()
             raise EngineDown(f"{url}: {error}", error.sent) from error
+        except asyncio.CancelledError:
+            if events is not None:
+                with suppress(Exception):  # what is left to read must not keep the call here
+                    events.read()
+            raise
+        if events is not None:
+            events.read()
         _check(url, status, data)
-        output = _output(_loads(url, data), None) if events is None else events.last
+        output = _output(url, _loads(url, data), None) if events is None else events.last
         if output is None or output.finish is None:
             raise EngineDown(f"{url}: the answer ended without a finish reason", held=True)
         return output
@@ -96,8 +117,18 @@ class EngineClient:
             raise EngineDown(f"{url}: /abort_request: {error}") from error
 
     async def alive(self, url: str) -> bool:
-        """Whether the engine answers anything at all within PING_S; one that is paused does."""
-        return await self._get(url, "/ping") is not None
+        """Whether an engine that is silent still samples, or is paused.
+
+        SGLang's /ping tells of its front end only; /ready is refused during a pause; /health asks the part that samples.
+        """
+        answer = await self._get(url, "/ping")
+        if answer is None or answer[0] >= 500:
+            return False
+        ready = await self._get(url, "/ready")
+        if ready is not None and ready[0] == 503:
+            return True
+        health = await self._get(url, "/health", HEALTH_S)
+        return health is not None and health[0] < 500
 
     async def weights(self, url: str) -> str | None:
         """The weight version that the engine names, None when it does not say."""
@@ -122,29 +153,49 @@ class EngineClient:
             return None
         return most - 1, context  # SGLang refuses a prompt of the length that it names
 
-    async def _get(self, url: str, path: str) -> tuple[int, bytes] | None:
+    async def _get(self, url: str, path: str, limit_s: float | None = None) -> tuple[int, bytes] | None:
         try:
-            async with asyncio.timeout(PING_S):
+            async with asyncio.timeout(limit_s or PING_S):
                 return await self._connections.get(url, path)
         except (ConnectionFailed, TimeoutError):
             return None
 
 
 class _Events:
-    """Reads a /generate stream; only the newest of the cumulative events that arrived together is parsed."""
+    """Reads a /generate stream, whose events are cumulative: an event that is overtaken by the next is not read.
+
+    The longer an answer, the longer an event: the next one is looked at when the last has cost at most SHARE of the
+    time, so that the cost of a stream stays in proportion to its time.
+    """
 
     def __init__(self, url: str, progress: Callable[[Output], None]) -> None:
         self._url, self._progress = url, progress
         self._rest = b""
+        self._held: bytes | None = None
+        self._next = 0.0
         self.last: Output | None = None
 
     def feed(self, data: bytes) -> None:
         events = (self._rest + data).split(b"\n\n")
         self._rest = events.pop()
-        whole = [e for e in events if e.startswith(b"data:") and not e.endswith(b"[DONE]")]
+        whole = [e for e in events if e.startswith(b"data:")]
+        if whole and whole[-1].endswith(b"[DONE]"):
+            whole.pop()
+            self._next = 0.0
         if whole:
-            self.last = _output(_loads(self._url, whole[-1][5:]), self.last)
-            self._progress(self.last)
+            self._held = whole[-1]
+        if time.monotonic() >= self._next:
+            self.read()
+
+    def read(self) -> None:
+        """Read the newest event, if there is one."""
+        if self._held is None:
+            return
+        event, self._held = self._held, None
+        begun = time.monotonic()
+        self.last = _output(self._url, _loads(self._url, event[5:]), self.last)
+        self._progress(self.last)
+        self._next = time.monotonic() + (time.monotonic() - begun) / SHARE
 
 
 def _loads(url: str, data: bytes) -> dict:
@@ -165,7 +216,7 @@ def _check(url: str, status: int, body: bytes) -> None:
     if status == 200:
         return
     message = f"{url}: answered {status}: {_message(body)}"
-    if status in _REFUSALS and status not in _TRANSIENT:
+    if status in _REFUSALS:
         raise EngineRefused(message)
     raise EngineDown(message, held=status == 500)
 
@@ -180,16 +231,35 @@ def _message(body: bytes) -> str:
     return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
 
 
-def _output(payload: dict, before: Output | None) -> Output:
+def _output(url: str, payload: dict, before: Output | None) -> Output:
     """What one payload says; ids that came after `before` get the version the payload names."""
+    try:
+        return _read(url, payload, before)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise EngineDown(f"{url}: the answer is not as SGLang's: {error!r}", held=True) from error
+
+
+def _read(url: str, payload: dict, before: Output | None) -> Output:
     meta = payload["meta_info"]
     finish = meta.get("finish_reason")
     if finish and finish["type"] == "abort" and finish.get("status_code") in _REFUSALS:
         raise EngineRefused(f"the engine refused the call: {finish.get('message')}")
     ids = payload.get("output_ids") or []
+    if meta.get("completion_tokens", len(ids)) != len(ids):
+        raise EngineDown(
+            f"{url}: {len(ids)} ids of {meta['completion_tokens']} tokens; start SGLang without "
+            "--incremental-streaming-output",
+            held=True,
+        )
     entries = meta.get("output_token_logprobs") or []
     agree = len(entries) == len(ids) and all(e[1] == i for e, i in zip(entries, ids, strict=True))
     logprobs = [entry[0] for entry in entries] if agree else [None] * len(ids)
+    if not set(map(type, ids)) <= {int} or (ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID):
+        raise ValueError("token ids must be integers that a run log can hold")
+    if not set(map(type, logprobs)) <= {float, int, NoneType}:
+        raise ValueError("log-probs must be numbers or null")
+    if finish and finish["type"] not in ("stop", "length", "abort"):
+        raise ValueError(f"finish reason {finish['type']!r} is none of stop, length, abort")
     spans = _spans(meta, len(ids), before)
     return Output(ids, logprobs, spans, finish["type"] if finish else None, _label(meta))
 
@@ -202,10 +272,15 @@ def _label(meta: object) -> str | None:
 def _spans(meta: dict, count: int, before: Output | None) -> list[tuple[int | None, int, int]]:
     spans = meta.get("weight_versions")
     if spans:
-        return [(_version(s["version"]), s["start"], s["end"]) for s in spans if s["end"] > s["start"]]
+        found = [(_version(s["version"]), s["start"], s["end"]) for s in spans if s["end"] > s["start"]]
+        bounds = [bound for _, start, end in found for bound in (start, end)]
+        if bounds != sorted(bounds) or (bounds and not 0 <= bounds[0] <= bounds[-1] <= count):
+            raise ValueError("spans of weight versions must follow each other within the ids")
+        return found
     earlier, known = ([], 0) if before is None else (before.spans, len(before.ids))
     return [*earlier, (_version(meta.get("weight_version")), known, count)] if count > known else earlier
 
 
 def _version(value: object) -> int | None:
-    return int(value) if str(value).isdecimal() else None
+    number = int(value) if str(value).isdecimal() and len(str(value)) < 11 else LARGEST_VERSION + 1
+    return number if number <= LARGEST_VERSION else None

@@ -25,8 +25,10 @@ class Signal:
     def __init__(self) -> None:
         self._waiters: list[asyncio.Future] = []
 
-    def fire(self) -> None:
-        waiters, self._waiters = self._waiters, []
+    def fire(self, most: int | None = None) -> None:
+        """Wake everyone, or the `most` that have waited longest."""
+        end = len(self._waiters) if most is None else most
+        waiters, self._waiters = self._waiters[:end], self._waiters[end:]
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -127,6 +129,8 @@ class Flight:
     """Why the last engine request ended before the answer did."""
     heard: float = 0.0
     """Unix seconds of the engine's last sign of life."""
+    waiting_since: float | None = None
+    """Unix seconds since when no engine answered."""
     dispatched: float | None = None
     """Unix seconds when an engine first got the call."""
     readers: int = 0
@@ -149,7 +153,7 @@ class Flight:
 
         `version` is the engine's verified one, for an engine that does not say it itself.
         """
-        self.heard = time.time()
+        self.heard, self.waiting_since = time.time(), None
         if output.ids and self.first is None and self.live is not None:
             self.first = self.heard
         self.ids[base:] = output.ids
@@ -187,6 +191,8 @@ class Flight:
 
     def drop(self, cut_by: str) -> None:
         """Cut the connection to the current engine; the call goes on elsewhere from what is known."""
+        if self.dropped:
+            return
         self.dropped, self.cut_by = True, cut_by
         self.task.cancel()
 

@@ -53,6 +53,9 @@ ENCODERS = 2
 ABORT_GRACE_S = 5.0
 """Time an engine gets to hand over what it sampled of a cancelled call."""
 
+WOKEN, WAKE_S = 64, 1.0
+"""Waiting calls that one freed place wakes, and how often the others look by themselves: thousands may wait."""
+
 LOSSES = 5
 """Engines that a call may lose while they hold it; one that breaks them all must not go on to the next."""
 
@@ -78,6 +81,8 @@ class Gateway:
         self.calls = 0
         self.engines_changed = Signal()
         self._recorded = recorded
+        self._recalled: set[str] = set()
+        """Recorded executions that were taken up: the index does not know what came after the start."""
         self.executions = Executions(forget=self.router.forget)
         self._commit = GroupCommit(log, settings.flush)
         self._client = EngineClient()
@@ -112,10 +117,10 @@ class Gateway:
     async def _recall(self, execution: str) -> None:
         """Take up an execution that an earlier proxy recorded, if it is one; beside the loop, as it may be long."""
         recorded = self._recorded
-        if recorded is None or self.executions.knows(execution) or execution not in recorded:
+        if recorded is None or execution not in recorded or execution in self._recalled:
             return
         async with self._beside:
-            if self.executions.knows(execution):
+            if execution in self._recalled:
                 return
             found = await asyncio.to_thread(recorded.load, execution)
             if found.closed:
@@ -123,14 +128,15 @@ class Gateway:
             else:
                 session = await asyncio.to_thread(restored, found, self.codec)
                 self.executions.adopt(session, time.time())
+            self._recalled.add(execution)
 
     async def open_execution(self, opened: Execution, engine: str | None, record: bool) -> None:
         """Make an execution known before its first call; `record`: in the run log too.
 
         Raises ExecutionClosed when it already ended, Busy when too many are open, RecordingFailed.
         """
-        await self._recall(opened.id)
         self._admit(opened.id)
+        await self._recall(opened.id)
         self.executions.open(opened.id, opened.deadline, time.time())
         if record:
             await self._append(opened)
@@ -158,8 +164,7 @@ class Gateway:
     async def count_tokens(self, execution: str, request: Request) -> int:
         """Prompt tokens the request would have. Raises ExecutionClosed, ContextOverflow for a text not worth counting."""
         codec = await self._codec(request)
-        await self._recall(execution)
-        session = self.executions.use(execution, time.time())
+        session = await self._session(execution)
         return len(await self._prompt(session.match(request.conversation), request, codec))
 
     async def open_flight(
@@ -172,15 +177,16 @@ class Gateway:
         """
         begun = time.time()
         codec = await self._codec(request)
-        await self._recall(execution)
-        session = self._session(execution)
+        session = await self._session(execution)
         match = session.match(request.conversation)
         who = (session.execution, *sorted(hints.items()))
         key = (who, match.digest, _asked(request))
         flight = self._flights.get(key)
         if flight is None:
             prompt = await self._prompt(match, request, codec)
-            session = self._session(execution)  # while a long prompt was encoded anything may have happened
+            session = await self._session(
+                execution
+            )  # while a long prompt was encoded anything may have happened
             flight = self._flights.get(key)
         if flight is not None:
             self.metrics.joined.inc()
@@ -198,16 +204,23 @@ class Gateway:
         flight.task.add_done_callback(lambda task: _landed(flight, task))
         return flight
 
-    def leave(self, flight: Flight) -> None:
-        """A client stopped reading. The last one to go before the end cancels the call."""
+    def leave(self, flight: Flight, delivered: bool) -> None:
+        """A client stopped reading. The last one to go before the end cancels the call.
+
+        Who asks again for an answer that nobody got makes another attempt.
+        """
         flight.readers -= 1
-        if not flight.readers and not flight.done and flight.finish is None:
+        if flight.readers or delivered:
+            return
+        flight.session.note_failed(flight.match.digest, flight.id)
+        if not flight.done and flight.finish is None:
             self._cancel(flight, ClientLeft("the client disconnected before the answer"))
 
-    def _session(self, execution: str) -> Session:
+    async def _session(self, execution: str) -> Session:
         if self._stopping:
             raise EngineUnavailable(_STOPS)
         self._admit(execution)
+        await self._recall(execution)
         return self.executions.use(execution, time.time())
 
     def _admit(self, execution: str) -> None:
@@ -297,21 +310,20 @@ class Gateway:
         """The whole life of a call; sets its answer or its failure."""
         failure: ProxyError | None = None
         try:
-            await self._sample(flight)
-        except EngineRefused as error:
-            flight.finish, failure = "error", self._refusal(flight, error)
-        except EngineUnavailable as error:
-            flight.finish, failure = "error" if not flight.ids else "abort", error
-        except _Cancelled:
-            flight.finish, failure = "abort", flight.cancelled
-        finally:
-            self._release(flight)
-        try:
+            try:
+                await self._sample(flight)
+            except EngineRefused as error:
+                flight.finish, failure = "error", self._refusal(flight, error)
+            except EngineUnavailable as error:
+                flight.finish, failure = "error" if not flight.ids else "abort", error
+            except _Cancelled:
+                flight.finish, failure = "abort", flight.cancelled
             answer = call_answer(flight, id_prefix)
             await self._record(flight, answer, id_prefix, failed=failure is not None)
         except RecordingFailed as error:
             failure = error
         finally:
+            self._release(flight)
             if self._flights.get(key) is flight:
                 del self._flights[key]
             self._running.discard(flight)
@@ -343,7 +355,8 @@ class Gateway:
             raise EngineUnavailable(
                 f"call {flight.id} lost {flight.losses} engines in a row; last: {flight.waiting_for}"
             )
-        patience = time.time() + self.settings.engine_wait_s
+        flight.waiting_since = flight.waiting_since or time.time()
+        patience = flight.waiting_since + self.settings.engine_wait_s
         while True:
             if flight.cancelled:
                 raise _Cancelled
@@ -361,7 +374,8 @@ class Gateway:
             if now >= patience:
                 waited = self.settings.engine_wait_s
                 raise EngineUnavailable(f"no engine in {waited:g} s: waited for {flight.waiting_for}")
-            await self.engines_changed.wait(min(patience - now, inf if due is None else due))
+            # with a turn of its own from time to time: a change wakes only some of those who wait
+            await self.engines_changed.wait(min(patience - now, WAKE_S, inf if due is None else due))
 
     def _release(self, flight: Flight) -> None:
         """Give back the room that is kept for a call."""
@@ -396,7 +410,7 @@ class Gateway:
             flight.cut_by = "aborted" if engine.admitting else "reroute"
             if output.finish != "abort":
                 flight.finish = output.finish
-            elif not output.ids and engine.admitting:
+            elif not output.ids and engine.admitting and not flight.cancelled:
                 ok, flight.waiting_for = False, f"{engine.url} to stop aborting calls"
         except _Stopped:
             pass
@@ -416,7 +430,7 @@ class Gateway:
         finally:
             flight.engine = None
             self.router.end(engine, ok, time.time())
-            self.engines_changed.fire()
+            self.engines_changed.fire(WOKEN)
 
     def _body(self, flight: Flight, engine: Engine) -> dict:
         """/generate's body for what is still to be sampled."""

@@ -5,6 +5,7 @@ else; an execution stays on its engine while that engine admits (its cache is th
 full unless another has plenty of room; a failed engine rests for a growing while before it is tried again.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -53,6 +54,8 @@ class Router:
     def __init__(self, engines: Iterable[Engine] = ()) -> None:
         self.engines: dict[str, Engine] = {e.url: e for e in engines}
         self._routes: dict[str, str] = {}
+        self._loads: Counter[str] = Counter()
+        """Executions routed to each engine."""
 
     def replace(self, table: Iterable[Engine]) -> None:
         """Take a new table; engines that stay keep their load, engines that go finish what they hold."""
@@ -79,10 +82,12 @@ class Router:
 
     def move(self, moves: Mapping[str, str]) -> None:
         """Set the routes of executions (execution -> engine url)."""
-        self._routes.update(moves)
+        for execution, url in moves.items():
+            self._route(execution, url)
 
     def forget(self, execution: str) -> None:
-        self._routes.pop(execution, None)
+        if execution in self._routes:
+            self._loads[self._routes.pop(execution)] -= 1
 
     def pick(self, execution: str, now: float, reserved: Engine | None = None) -> Engine | None:
         """The engine for the next call of an execution; sets its route. None when none can take it now.
@@ -100,8 +105,8 @@ class Router:
             free = [e for e in free if e.capacity is None or 2 * e.room >= e.capacity]
         if not free:
             return None
-        route = min(free, key=lambda e: (e.in_flight + e.reserved, self._load(e.url), e.url))
-        self._routes[execution] = route.url
+        route = min(free, key=lambda e: (e.in_flight + e.reserved, self._loads[e.url], e.url))
+        self._route(execution, route.url)
         return route
 
     def reserve(self, execution: str) -> Engine | None:
@@ -138,5 +143,7 @@ class Router:
         if not engine.listed and not engine.in_flight:
             self.engines.pop(engine.url, None)
 
-    def _load(self, url: str) -> int:
-        return sum(1 for route in self._routes.values() if route == url)
+    def _route(self, execution: str, url: str) -> None:
+        self.forget(execution)
+        self._routes[execution] = url
+        self._loads[url] += 1

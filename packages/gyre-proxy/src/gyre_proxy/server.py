@@ -57,6 +57,7 @@ class Application:
             execution, path = _route(scope["path"])
             dialect = BY_PATH.get(path, messages if path == "messages/count_tokens" else chat)
             if path.startswith("admin/") and execution is None:
+                admin.authorise(self.gateway.settings.admin_token, scope)
                 status, answer = await admin.handle(self, scope, await self._body(receive))
                 return await _send_json(send, status, answer)
             await self._serve(scope, receive, send, execution, path)
@@ -71,6 +72,8 @@ class Application:
         if method == "HEAD" or path in ("", "health"):
             return await _send_json(send, 200, {"status": "ok", **admin.load(self.gateway)})
         if path == "metrics" and execution is None:
+            if self.gateway.settings.strict:  # it names engines
+                admin.authorise(self.gateway.settings.admin_token, scope)
             content_type = (b"content-type", metrics.CONTENT_TYPE.encode())
             return await _send(send, 200, [content_type], self.gateway.metrics.text())
         headers = dict(scope["headers"])
@@ -108,54 +111,62 @@ class Application:
         gone = asyncio.ensure_future(receive())
         gone.add_done_callback(lambda _: flight.changed.fire())
         flight.readers += 1
+        delivered = False
         try:
             if request.stream:
-                await self._stream(flight, request, dialect, gone, send)
+                delivered = await self._stream(flight, request, dialect, gone, send)
             else:
-                await self._whole(flight, request, dialect, gone, send)
+                delivered = await self._whole(flight, request, dialect, gone, send)
         except TimeoutError:
             return  # it stopped reading: as good as gone
         finally:
             gone.cancel()
-            self.gateway.leave(flight)
+            self.gateway.leave(flight, delivered)
 
     async def _whole(
         self, flight: Flight, request: Request, dialect: ModuleType, gone: asyncio.Future, send: Send
-    ) -> None:
+    ) -> bool:
+        """Whether the client got the answer."""
         while not flight.done and not gone.done():
             await flight.changed.wait()
-        if flight.answer is not None:
-            await _send_json(send, 200, dialect.answer(request, flight.answer), *_call_id(flight))
-        elif flight.failure is not None:
+        if flight.failure is not None:
             raise flight.failure
+        if flight.answer is not None and not gone.done():
+            await _send_json(send, 200, dialect.answer(request, flight.answer), *_call_id(flight))
+            return True
+        return False
 
     async def _stream(
         self, flight: Flight, request: Request, dialect: ModuleType, gone: asyncio.Future, send: Send
-    ) -> None:
+    ) -> bool:
+        """Whether the client got the answer."""
         parent = flight.prompt.parent
         reused = parent.length if parent else 0
         writer = dialect.Stream(request, flight.id, int(flight.started), len(flight.prompt), reused)
-        begun, sent = False, 0
+        begun, sent, silence = False, 0, self.gateway.settings.keepalive_s
+        quiet_until = time.monotonic() + silence
         while not gone.done():
             out = b"".join(writer.delta(*piece) for piece in flight.pieces[sent:])
             sent = len(flight.pieces)
             if flight.failure is not None:
                 if not begun:
                     raise flight.failure
-                return  # an unfinished response makes the server reset the connection
+                return False  # an unfinished response makes the server reset the connection
             if flight.answer is not None:
                 out += writer.finish(flight.answer)
             if not begun and (out or flight.ids):
                 out = writer.start() + out
             if flight.answer is not None:
-                return await self._stream_out(send, flight, begun, out, last=True)
-            if out:
-                await self._stream_out(send, flight, begun, out)
-                begun = True
-            elif not await flight.changed.wait(self.gateway.settings.keepalive_s):
-                out = writer.keepalive() if begun else writer.start()
-                await self._stream_out(send, flight, begun, out)
-                begun = True
+                await self._stream_out(send, flight, begun, out, last=True)
+                return True
+            if not out and (left := quiet_until - time.monotonic()) > 0:
+                await flight.changed.wait(left)
+                continue
+            await self._stream_out(
+                send, flight, begun, out or (writer.keepalive() if begun else writer.start())
+            )
+            begun, quiet_until = True, time.monotonic() + silence
+        return False
 
     async def _stream_out(
         self, send: Send, flight: Flight, begun: bool, data: bytes, last: bool = False

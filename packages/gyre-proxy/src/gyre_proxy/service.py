@@ -87,9 +87,9 @@ async def run(settings: Settings, ready: Callable[[dict], None], stop: asyncio.E
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-        server.should_exit = True
         stopping.cancel()
         await gateway.close()
+        server.should_exit = True
         await running
     finally:
         listener.close()
@@ -127,7 +127,7 @@ def _not_a_reset(record: logging.LogRecord) -> bool:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    listener = socket.socket()
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -140,7 +140,9 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _reachable(host: str) -> str:
     """The host to name in a URL; the address that stands for all addresses is none that a client can use."""
-    return "127.0.0.1" if host == "0.0.0.0" else host
+    if host in ("0.0.0.0", "::"):
+        return "127.0.0.1" if host == "0.0.0.0" else "[::1]"
+    return f"[{host}]" if ":" in host else host
 
 
 def _watch_parent(stop: asyncio.Event, ended: threading.Event) -> None:

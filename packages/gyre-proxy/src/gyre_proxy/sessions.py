@@ -237,11 +237,15 @@ class Session:
         self.calls += 1
         if failed:
             self._failed[prompt] = call_id
-        else:
+        elif self._failed.get(prompt) != call_id:
             self._failed.pop(prompt, None)
         if node is not None:
             self._payloads.update((call.id, (call, _call_meaning(call), call_id)) for call in tool_calls)
             self._nodes.setdefault(context, []).append(node)
+
+    def note_failed(self, prompt: bytes, call_id: str) -> None:
+        """Know an attempt whose answer reaches nobody, also before it is recorded."""
+        self._failed[prompt] = call_id
 
     def failed_attempt(self, digest: bytes) -> str | None:
         """Call id of the last failed attempt at the same prompt, None when there is none."""

@@ -202,7 +202,7 @@ def dead_tips(tree: Tree) -> dict[str, str]:
     repeated = {
         name
         for node in tree.nodes
-        if (name := node.call.attempt_of) in tree and tree[name].index < node.index
+        if (name := node.call.attempt_of) in tree and name != node.id and _before(tree[name], node)
     }
     latest = _latest_answers(tree)
     reasons = {}
@@ -213,6 +213,11 @@ def dead_tips(tree: Tree) -> dict[str, str]:
         if node.id in repeated or (aborted and latest[_request(node)] > node.index):
             reasons[node.id] = "aborted" if aborted else "retried"
     return reasons
+
+
+def _before(attempt: Node, retry: Node) -> bool:
+    """An attempt that was aborted may be recorded after its retry: engines take their time to let go of a call."""
+    return attempt.index < retry.index or attempt.call.finish == "abort"
 
 
 def _latest_answers(tree: Tree) -> dict[tuple[int, bytes], int]:

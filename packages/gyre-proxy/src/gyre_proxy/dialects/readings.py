@@ -82,19 +82,19 @@ def read(
     if readings is None or not listed:
         check(body)
         return _read(begin(tools or []), items[: len(items) - left_out] if type(items) is list else [])
+    end = len(items) - left_out
     try:
-        offered, text = orjson.dumps(tools), orjson.dumps(items)
+        offered, text = orjson.dumps(tools), orjson.dumps(items[:end])
         reader, known = readings.resume(begin, offered, text)
     except orjson.JSONEncodeError:  # it nests deeper than JSON can be written
         check(body)
         raise
     _check(check, body, field, known)
-    end = len(items) - left_out
     settled = max(known, end - MOVING)
     _read(reader := reader or begin(tools or []), items[known:settled])
     if settled > known:
-        after = len(orjson.dumps(items[settled:])) - 1
-        readings.keep(begin, offered, text[: len(text) - after - (settled < len(items))], settled, reader)
+        after = len(orjson.dumps(items[settled:end])) - 1
+        readings.keep(begin, offered, text[: len(text) - after - (settled < end)], settled, reader)
     return _read(reader, items[settled:end])
 
 
