@@ -59,7 +59,7 @@ class Harness(abc.ABC):
     reminds: bool = False
     """Whether it asks with a reminder after an answer that was cut, and not just again."""
     streams: bool = True
-    """Whether it asks for streams; what an engine sampled of an answer in one piece is lost with the engine."""
+    """Whether it asks for streams; the last tokens of an answer in one piece are lost with their engine."""
     after_loss: Mapping[str, str] = MappingProxyType({})
     """Mark -> mark of the call that it extends after `errands`'s third answer was cut, where it does not just ask again and
     go on from there."""

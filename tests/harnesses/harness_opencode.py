@@ -24,8 +24,6 @@ class OpenCode(Harness):
     overflow = 45_000
     complains = True
     overflowed = MappingProxyType({"summary": None, "main.3": None})
-    # It keeps the thinking of the cut answer as a turn of its own.
-    after_loss = MappingProxyType({"main.4": "main.2"})
     # It begins the summary's request with the whole transcript, as a text.
     summary_request = r"Create a new anchored summary"
     title_request = r"title generator"
