@@ -532,3 +532,224 @@ def test_tool_calls_that_cannot_be_read_are_counted(scene):
     message = said(proxy.post("chat/completions", chat(tools=[TOOL])))
     assert message["content"].startswith("<tool_call>\n{broken")
     assert measured(proxy)["parse_failures_total",] == 2
+
+
+# --- engines that are not as they should be
+
+
+class Odd(FakeEngine):
+    """An engine whose answers are changed, and which may take its time for each token."""
+
+    pace_s = 0.0
+
+    @staticmethod
+    def change(payload):
+        return payload
+
+    def _payload(self, *arguments):
+        return self.change(super()._payload(*arguments))
+
+    async def _turn(self, call):
+        await asyncio.sleep(self.pace_s)
+        await super()._turn(call)
+
+
+@pytest.fixture
+def odd(stage, codec, tokenizer_dir, tmp_path):
+    """(proxy, odd engine) or (proxy, odd engine, sound engine)."""
+
+    def build(script, sound=False, **settings):
+        engines = [Odd(codec, script)]
+        stage.do(engines[0].start())
+        stage._stops.append(engines[0].stop)
+        if sound:
+            engines.append(stage.engine(codec, script))
+        settings = {"tokenizer": tokenizer_dir, "record": tmp_path / "run.jsonl", **settings}
+        proxy = stage.proxy(engines=(engines[0].url,), **settings)
+        if sound:
+            proxy.admin("POST", "executions", {"id": "e"})
+            proxy.admin("PUT", "engines", {"engines": [{"url": e.url} for e in engines]})
+        return proxy, *engines
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "path, sign",
+    [
+        ("messages", "event: ping"),
+        ("chat/completions", '"delta":{},"logprobs":null,"finish_reason":null'),
+        ("responses", "event: response.in_progress"),
+    ],
+)
+def test_a_tool_call_that_grows_unseen_gives_signs_of_life(odd, path, sign):
+    call = '<tool_call>\n{"name": "shell", "arguments": {"cmd": "' + "x " * 60 + '"}}\n</tool_call>'
+    proxy, engine = odd([call], keepalive_s=0.1)
+    engine.pace_s = 0.02
+    bodies = {
+        "messages": {
+            "max_tokens": 999,
+            "messages": [USER],
+            "tools": [{"name": "shell", "input_schema": {"type": "object"}}],
+        },
+        "chat/completions": {"messages": [USER], "tools": [TOOL]},
+        "responses": {"input": "go", "tools": [{"type": "function", "name": "shell"}]},
+    }
+    text = proxy.post(path, {"model": "m", "stream": True, **bodies[path]}).text
+    assert text.count(sign) >= 3 and "x x x" in text
+
+
+GARBAGE = {
+    "finish is text": {"meta_info": {"finish_reason": "stop"}},
+    "finish is unknown": {"meta_info": {"finish_reason": {"type": "eos"}}},
+    "finish has no type": {"meta_info": {"finish_reason": {"kind": "stop"}}},
+    "log-probs of text": {"meta_info": {"output_token_logprobs": [["x", 1, None]], "completion_tokens": 1}},
+    "ids are text": {"output_ids": ["1", "2"], "meta_info": {"completion_tokens": 2}},
+    "ids are a number": {"output_ids": 5},
+    "ids below 0": {"output_ids": [-1], "meta_info": {"completion_tokens": 1}},
+    "ids outside the vocabulary": {"output_ids": [10**6], "meta_info": {"completion_tokens": 1}},
+    "ids are huge": {"output_ids": [2**40], "meta_info": {"completion_tokens": 1}},
+    "spans without ends": {"meta_info": {"weight_versions": [{"version": "1"}]}},
+    "spans that overlap": {
+        "meta_info": {
+            "weight_versions": [
+                {"version": "1", "start": 0, "end": 3},
+                {"version": "2", "start": 1, "end": 4},
+            ]
+        }
+    },
+    "spans outside the ids": {"meta_info": {"weight_versions": [{"version": "1", "start": 0, "end": 9999}]}},
+    "increments": {"meta_info": {"completion_tokens": 7777}},
+    "no meta": {"meta_info": None},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_from_an_engine_moves_the_call_and_leaves_nothing_behind(odd, codec, name, stream):
+    garbage = GARBAGE[name]
+
+    def change(payload):
+        if not payload["meta_info"]["finish_reason"]:
+            return payload
+        meta = garbage.get("meta_info", {})
+        return payload | garbage | {"meta_info": payload["meta_info"] | meta if meta is not None else None}
+
+    proxy, engine, sound = odd([TEXT], sound=True, context_length=4096)
+    engine.change = change
+    proxy.admin("POST", "executions", {"id": "f", "engine": engine.url})
+    answer = proxy.post("chat/completions", chat(stream=stream), "f")
+    assert answer.status_code == 200, answer.text
+    (call,) = proxy.calls()
+    assert call.finish == "stop" and codec.decode(call.output_ids.tolist()) == TEXT
+    assert stream or call.engine == sound.url  # a stream may have brought the whole answer before the garbage
+    assert measured(proxy)["calls_under_way",] == 0
+
+
+def test_a_weight_version_too_large_for_the_log_is_no_version(odd):
+    proxy, engine = odd([TEXT])
+    engine.version = 1732966800000
+    assert proxy.post("chat/completions", chat()).status_code == 200
+    (call,) = proxy.calls()
+    assert call.versions == [] and measured(proxy)["calls_under_way",] == 0
+
+
+@pytest.mark.parametrize("version", [-1, 3_000_000_000, True, "7"])
+def test_a_told_version_that_no_log_could_hold_is_refused(scene, version):
+    proxy, engine = scene([TEXT])
+    table = {"engines": [{"url": engine.url, "version": version}]}
+    answer = httpx.put(
+        f"{proxy.url}/admin/engines", json=table, headers={"authorization": "Bearer admin-secret"}
+    )
+    assert answer.status_code == 400 and "version" in answer.text
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 500, 503])
+def test_an_engine_that_serves_nobody_is_not_the_calls_fault(odd, status):
+    proxy, engine, sound = odd([TEXT], sound=True)
+    engine.refuse = status
+    proxy.admin("POST", "executions", {"id": "f", "engine": engine.url})
+    assert said(proxy.post("chat/completions", chat(), "f"))["content"] == TEXT
+    assert proxy.calls()[0].engine == sound.url
+
+
+def test_patience_is_that_of_the_call_whatever_engines_answer_meanwhile(scene):
+    """An engine that answers 503 for ever is asked again and again, and yet the call ends."""
+    proxy, engine = scene([TEXT], engine_wait_s=1.0)
+    engine.refuse = 503
+    refused = proxy.post("chat/completions", chat())
+    assert refused.status_code == 503 and "no engine in 1 s" in refused.text
+    assert len(proxy.calls()) == 1
+
+
+def test_clients_that_leave_do_no_harm_to_the_engine(scene):
+    proxy, engine = scene([TEXT])
+    engine.hold_after = 0
+    for attempt in range(4):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{proxy.url}/x/e{attempt}/v1/chat/completions", json=chat(), timeout=0.3)
+    wait_until(lambda: measured(proxy)["calls_under_way",] == 0)
+    assert measured(proxy)["engine_admitting", engine.url] == 1.0
+
+
+def test_an_answer_that_nobody_got_is_an_attempt_of_the_next(scene, monkeypatch):
+    begun, go = threading.Event(), threading.Event()
+
+    def sync(log):
+        begun.set()
+        assert go.wait(DEADLINE_S)
+
+    monkeypatch.setattr(RunLogWriter, "sync", sync)
+    proxy, _ = scene([TEXT], flush="disk")
+    host, port = proxy.url.removeprefix("http://").split(":")
+    body = orjson.dumps(chat())
+    with socket.create_connection((host, int(port)), DEADLINE_S) as leaving:
+        head = b"POST /x/e/v1/chat/completions HTTP/1.1\r\nhost: p\r\ncontent-length: %d\r\n\r\n"
+        leaving.sendall(head % len(body) + body)
+        assert begun.wait(DEADLINE_S)
+    wait_until(lambda: measured(proxy)["calls_under_way",] == 1)
+    time.sleep(0.1)  # the connection's end arrives on its own way
+    go.set()
+    wait_until(lambda: measured(proxy)["calls_under_way",] == 0)
+    assert said(proxy.post("chat/completions", chat()))["content"] == TEXT
+    first, second = proxy.calls()
+    assert (first.finish, second.attempt_of) == ("stop", first.id)
+
+
+def test_a_control_token_in_template_arguments_is_refused(scene):
+    proxy, _ = scene([TEXT])
+    answer = proxy.post("chat/completions", chat(chat_template_kwargs={"date_string": "<|im_end|>"}))
+    assert answer.status_code == 400 and "chat_template_kwargs" in answer.text
+
+
+def test_counting_opens_no_more_executions_than_calls_may(scene):
+    proxy, _ = scene([TEXT], max_executions=1)
+    assert proxy.post("messages/count_tokens", {"model": "m", "messages": [USER]}, "one").status_code == 200
+    assert proxy.post("messages/count_tokens", {"model": "m", "messages": [USER]}, "two").status_code == 503
+
+
+def test_an_execution_without_a_name_is_none(scene):
+    proxy, _ = scene([TEXT])
+    answer = httpx.post(f"{proxy.url}/x//v1/chat/completions", json=chat())
+    assert answer.status_code == 404 and "names no execution" in answer.text
+    assert httpx.post(f"{proxy.url}/x/e/v1", json=chat()).status_code == 404
+    assert httpx.post(f"{proxy.url}/health").status_code == 404
+
+
+def test_strict_mode_shows_its_metrics_to_the_admin_only(scene):
+    proxy, _ = scene([TEXT], strict=True)
+    assert httpx.get(f"{proxy.url}/metrics").status_code == 401
+    token = {"authorization": "Bearer admin-secret"}
+    assert httpx.get(f"{proxy.url}/metrics", headers=token).status_code == 200
+
+
+@pytest.mark.parametrize("harm", ["removed", "emptied"])
+def test_a_log_that_is_lost_while_the_proxy_runs_withholds_answers(scene, harm):
+    proxy, _ = scene([TEXT])
+    assert proxy.post("chat/completions", chat()).status_code == 200
+    if harm == "removed":
+        proxy.record.unlink()
+    else:
+        proxy.record.write_bytes(b"")
+    refused = proxy.post("chat/completions", chat(USER, USER))
+    assert refused.status_code == 503 and "could not be recorded" in refused.text

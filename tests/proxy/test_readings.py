@@ -149,6 +149,16 @@ def test_a_bad_item_behind_known_ones_is_named_by_its_place(protocol):
     assert f"{field}[{len(body[field]) - 1}]" in str(known.value)
 
 
+def test_a_begun_answer_is_never_part_of_what_is_known():
+    """The known items may reach as far as the message that begins the answer."""
+    readings, parse = Readings(), dialects.BY_PATH["messages"].parse
+    turns = [{"role": "user" if n % 2 == 0 else "assistant", "content": f"m{n}"} for n in range(13)]
+    parse({"model": "m", "max_tokens": 9, "messages": turns}, readings)
+    for end in range(2, 13, 2):
+        body = {"model": "m", "max_tokens": 9, "messages": turns[:end]}
+        assert parse(copy.deepcopy(body), readings) == parse(body)
+
+
 @pytest.mark.parametrize("depth", [150, 250, 300, 900])
 @pytest.mark.parametrize("protocol", TEXT)
 def test_what_nests_too_deep_is_refused_like_at_first(protocol, depth):

@@ -301,6 +301,13 @@ def test_a_broken_answer_that_the_harness_asks_on_from_by_its_text_is_a_dead_tip
     assert dead_tips(recorder.tree()) == {"cut": "aborted"}
 
 
+def test_an_aborted_attempt_may_be_recorded_after_its_retry(recorder):
+    recorder.call("a")
+    recorder.call("again", "a", new=[7], attempt_of="cut")
+    recorder.call("cut", "a", new=[7], finish="abort")
+    assert dead_tips(recorder.tree()) == {"cut": "aborted"}
+
+
 def test_an_attempt_that_the_harness_went_on_from_is_no_dead_tip(recorder):
     recorder.call("a")
     recorder.call("b", attempt_of="a")

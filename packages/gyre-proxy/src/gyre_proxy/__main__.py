@@ -26,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ProxyError as error:
         print(f"gyre-proxy: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before it served
+        return 130
     return 0
 
 
@@ -132,7 +134,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
 def _json_object(text: str) -> dict:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError('not a JSON object such as {"enable_thinking": false}')

@@ -6,6 +6,7 @@ Executions, engines, reroutes, status.
 import hmac
 import time
 from collections.abc import Iterable, Mapping
+from math import inf
 from typing import TYPE_CHECKING
 
 import orjson
@@ -159,7 +160,7 @@ async def _reroute(gateway: Gateway, given: Mapping) -> dict:
     moves, deadline_s = given.get("moves") or {}, given.get("deadline_s", 30.0)
     if not isinstance(moves, dict):
         raise BadRequest("'moves' must map executions to engine urls", "moves")
-    if not isinstance(deadline_s, int | float) or deadline_s <= 0:
+    if type(deadline_s) not in (int, float) or not 0 < deadline_s < inf:
         raise BadRequest("'deadline_s' must be a positive number", "deadline_s")
     moves = {execution: _known(gateway, url) for execution, url in moves.items()}
     moved, continued = await gateway.reroute(source, moves, float(deadline_s))

@@ -72,8 +72,10 @@ class Output:
 class EngineClient:
     """Speaks to all engines over kept-alive connections."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int | None = None) -> None:
+        """`vocabulary`: ids from which on none can be the model's; None when nobody knows."""
         self._connections = Connections()
+        self._vocabulary = LARGEST_ID + 1 if vocabulary is None else vocabulary
 
     def close(self) -> None:
         self._connections.close()
@@ -86,7 +88,7 @@ class EngineClient:
         Raises EngineDown or EngineRefused; what `progress` saw before EngineDown stays valid.
         """
         content = orjson.dumps({**body, "stream": progress is not None})
-        events = None if progress is None else _Events(url, progress)
+        events = None if progress is None else _Events(url, self._answer, progress)
         try:
             status, data = await self._connections.post(
                 url, "/generate", content, None if events is None else events.feed
@@ -103,7 +105,7 @@ class EngineClient:
         if events is not None:
             events.read()
         _check(url, status, data)
-        output = _output(url, _loads(url, data), None) if events is None else events.last
+        output = self._answer(url, _loads(url, data), None) if events is None else events.last
         if output is None or output.finish is None:
             raise EngineDown(f"{url}: the answer ended without a finish reason", held=True)
         return output
@@ -115,6 +117,15 @@ class EngineClient:
                 await self._connections.post(url, "/abort_request", orjson.dumps({"rid": rid}))
         except (ConnectionFailed, TimeoutError) as error:
             raise EngineDown(f"{url}: /abort_request: {error}") from error
+
+    def _answer(self, url: str, payload: dict, before: Output | None) -> Output:
+        """What one payload says. Raises EngineDown for what no engine of this model can have sampled."""
+        try:
+            output = _read(url, payload, before)
+            _check_output(output, self._vocabulary)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise EngineDown(f"{url}: the answer is not as SGLang's: {error!r}", held=True) from error
+        return output
 
     async def alive(self, url: str) -> bool:
         """Whether an engine that is silent still samples, or is paused.
@@ -168,8 +179,13 @@ class _Events:
     time, so that the cost of a stream stays in proportion to its time.
     """
 
-    def __init__(self, url: str, progress: Callable[[Output], None]) -> None:
-        self._url, self._progress = url, progress
+    def __init__(
+        self,
+        url: str,
+        answer: Callable[[str, dict, Output | None], Output],
+        progress: Callable[[Output], None],
+    ) -> None:
+        self._url, self._answer, self._progress = url, answer, progress
         self._rest = b""
         self._held: bytes | None = None
         self._next = 0.0
@@ -193,7 +209,7 @@ class _Events:
             return
         event, self._held = self._held, None
         begun = time.monotonic()
-        self.last = _output(self._url, _loads(self._url, event[5:]), self.last)
+        self.last = self._answer(self._url, _loads(self._url, event[5:]), self.last)
         self._progress(self.last)
         self._next = time.monotonic() + (time.monotonic() - begun) / SHARE
 
@@ -231,15 +247,22 @@ def _message(body: bytes) -> str:
     return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
 
 
-def _output(url: str, payload: dict, before: Output | None) -> Output:
-    """What one payload says; ids that came after `before` get the version the payload names."""
-    try:
-        return _read(url, payload, before)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise EngineDown(f"{url}: the answer is not as SGLang's: {error!r}", held=True) from error
+def _check_output(output: Output, vocabulary: int) -> None:
+    """Raises ValueError for what a run log cannot hold, or the next turn must not send: it would end a server."""
+    ids, logprobs = output.ids, output.logprobs
+    if not set(map(type, ids)) <= {int} or (ids and not 0 <= min(ids) <= max(ids) < vocabulary):
+        raise ValueError("token ids must be integers of the model's vocabulary")
+    if not set(map(type, logprobs)) <= {float, int, NoneType}:
+        raise ValueError("log-probs must be numbers or null")
+    if output.finish not in (None, "stop", "length", "abort"):
+        raise ValueError(f"finish reason {output.finish!r} is none of stop, length, abort")
+    bounds = [bound for _, start, end in output.spans for bound in (start, end)]
+    if bounds != sorted(bounds) or (bounds and not 0 <= bounds[0] <= bounds[-1] <= len(ids)):
+        raise ValueError("spans of weight versions must follow each other within the ids")
 
 
 def _read(url: str, payload: dict, before: Output | None) -> Output:
+    """What one payload says; ids that came after `before` get the version the payload names."""
     meta = payload["meta_info"]
     finish = meta.get("finish_reason")
     if finish and finish["type"] == "abort" and finish.get("status_code") in _REFUSALS:
@@ -254,12 +277,6 @@ def _read(url: str, payload: dict, before: Output | None) -> Output:
     entries = meta.get("output_token_logprobs") or []
     agree = len(entries) == len(ids) and all(e[1] == i for e, i in zip(entries, ids, strict=True))
     logprobs = [entry[0] for entry in entries] if agree else [None] * len(ids)
-    if not set(map(type, ids)) <= {int} or (ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID):
-        raise ValueError("token ids must be integers that a run log can hold")
-    if not set(map(type, logprobs)) <= {float, int, NoneType}:
-        raise ValueError("log-probs must be numbers or null")
-    if finish and finish["type"] not in ("stop", "length", "abort"):
-        raise ValueError(f"finish reason {finish['type']!r} is none of stop, length, abort")
     spans = _spans(meta, len(ids), before)
     return Output(ids, logprobs, spans, finish["type"] if finish else None, _label(meta))
 
@@ -272,11 +289,7 @@ def _label(meta: object) -> str | None:
 def _spans(meta: dict, count: int, before: Output | None) -> list[tuple[int | None, int, int]]:
     spans = meta.get("weight_versions")
     if spans:
-        found = [(_version(s["version"]), s["start"], s["end"]) for s in spans if s["end"] > s["start"]]
-        bounds = [bound for _, start, end in found for bound in (start, end)]
-        if bounds != sorted(bounds) or (bounds and not 0 <= bounds[0] <= bounds[-1] <= count):
-            raise ValueError("spans of weight versions must follow each other within the ids")
-        return found
+        return [(_version(s["version"]), s["start"], s["end"]) for s in spans if s["end"] > s["start"]]
     earlier, known = ([], 0) if before is None else (before.spans, len(before.ids))
     return [*earlier, (_version(meta.get("weight_version")), known, count)] if count > known else earlier
 

@@ -19,15 +19,15 @@ _CUT_SHARE, _CUT_LONGEST_S = 0.2, 1.0
 async def evict(flights: Sequence[Flight], deadline: float, client: EngineClient, changed: Signal) -> None:
     """Get `flights` off the engines they are on now; `changed` fires whenever a call leaves an engine."""
     legs = [(flight, flight.rid) for flight in flights if flight.engine is not None]
-    cut_at = deadline - min(_CUT_LONGEST_S, _CUT_SHARE * (deadline - time.time()))
+    cut_at = deadline - min(_CUT_LONGEST_S, _CUT_SHARE * (deadline - time.monotonic()))
     pause = _FIRST_PAUSE_S
-    while (staying := _staying(legs)) and (left := cut_at - time.time()) > 0:
+    while (staying := _staying(legs)) and (left := cut_at - time.monotonic()) > 0:
         await _abort(staying, client, left)
         await changed.wait(min(pause, left))
         pause = min(2 * pause, _LONGEST_PAUSE_S)
     for flight in staying:
         flight.drop("reroute")
-    while _staying(legs) and (left := deadline - time.time()) > 0:
+    while _staying(legs) and (left := deadline - time.monotonic()) > 0:
         await changed.wait(left)
 
 

@@ -102,7 +102,7 @@ class Flight:
     """Tokens the answer may have."""
     sampling: dict
     deadline: float
-    """Unix seconds."""
+    """Monotonic seconds, as all waits: clocks on the wall are set."""
     attempt_of: str | None
     live: LiveText | None
     """Set when the answer is read as it grows: by a client, or for a stop string."""
@@ -128,9 +128,9 @@ class Flight:
     cut_by: str = ""
     """Why the last engine request ended before the answer did."""
     heard: float = 0.0
-    """Unix seconds of the engine's last sign of life."""
+    """Monotonic seconds of the engine's last sign of life."""
     waiting_since: float | None = None
-    """Unix seconds since when no engine answered."""
+    """Monotonic seconds since when no engine answered."""
     dispatched: float | None = None
     """Unix seconds when an engine first got the call."""
     readers: int = 0
@@ -153,9 +153,9 @@ class Flight:
 
         `version` is the engine's verified one, for an engine that does not say it itself.
         """
-        self.heard, self.waiting_since = time.time(), None
+        self.heard, self.waiting_since = time.monotonic(), None
         if output.ids and self.first is None and self.live is not None:
-            self.first = self.heard
+            self.first = time.time()
         self.ids[base:] = output.ids
         self.logprobs[base:] = output.logprobs
         spans = [(v, start, min(end, base)) for v, start, end in self.spans if start < base]

@@ -15,7 +15,7 @@ from math import inf
 
 import numpy as np
 import orjson
-from gyre_trajtree import Execution, Record, RunLogIndex, RunLogWriter, TrajtreeError
+from gyre_trajtree import Execution, Record, RunLogCorrupt, RunLogIndex, RunLogWriter, TrajtreeError
 
 from gyre_proxy.codec import Codec
 from gyre_proxy.conversation import Answer, Request, texts
@@ -66,9 +66,14 @@ class Gateway:
     """Everything between a parsed request and its answer."""
 
     def __init__(
-        self, settings: Settings, codec: Codec, log: RunLogWriter, recorded: RunLogIndex | None = None
+        self,
+        settings: Settings,
+        codec: Codec,
+        log: RunLogWriter,
+        recorded: RunLogIndex | None = None,
+        corrupt: list[RunLogCorrupt] | None = None,
     ) -> None:
-        """`recorded`: what the log holds already; its executions go on where they were."""
+        """`recorded`: what the log holds already, with its `corrupt` lines; its executions go on where they were."""
         self.settings, self.codec, self._log = settings, codec, log
         self.context_length = settings.context_length or codec.context_length
         if self.context_length is None:
@@ -80,12 +85,12 @@ class Gateway:
         self.reroutes = 0
         self.calls = 0
         self.engines_changed = Signal()
-        self._recorded = recorded
+        self._recorded, self._corrupt = recorded, [] if corrupt is None else corrupt
         self._recalled: set[str] = set()
         """Recorded executions that were taken up: the index does not know what came after the start."""
         self.executions = Executions(forget=self.router.forget)
         self._commit = GroupCommit(log, settings.flush)
-        self._client = EngineClient()
+        self._client = EngineClient(codec.model_vocabulary)
         self._watch = Watch(
             lambda: self.router.engines.values(), lambda: self._running, self._client, settings.silence_s
         )
@@ -122,7 +127,12 @@ class Gateway:
         async with self._beside:
             if execution in self._recalled:
                 return
+            seen = len(self._corrupt)
             found = await asyncio.to_thread(recorded.load, execution)
+            for error in self._corrupt[seen:]:
+                _LOG.warning(
+                    "recorded line lost", extra={"fields": {"execution": execution, "why": str(error)}}
+                )
             if found.closed:
                 self.executions.adopt_ended(execution, len(found.calls), time.time())
             else:
@@ -247,7 +257,9 @@ class Gateway:
         sampling = {**self.settings.sampling(), "max_new_tokens": limit}
         if request.schema is not None:
             sampling["json_schema"] = orjson.dumps(request.schema).decode()
-        deadline = time.time() + self.settings.call_deadline_s
+        left = self.settings.call_deadline_s
+        if session.deadline is not None:
+            left = min(left, session.deadline - time.time())
         return Flight(
             id=secrets.token_hex(8),
             session=session,
@@ -259,7 +271,7 @@ class Gateway:
             prompt=prompt,
             limit=limit,
             sampling=sampling,
-            deadline=min(deadline, session.deadline or deadline),
+            deadline=time.monotonic() + left,
             attempt_of=session.failed_attempt(match.digest),
             live=LiveText(
                 codec, prompt, bool(request.conversation.offered), request.stop, len(request.started)
@@ -337,7 +349,7 @@ class Gateway:
     async def _sample(self, flight: Flight) -> None:
         """Sample to the end, over as many engines as it takes."""
         try:
-            async with asyncio.timeout(flight.deadline - time.time()):
+            async with asyncio.timeout(flight.deadline - time.monotonic()):
                 while flight.finish is None:
                     await self._leg(flight, await self._engine(flight))
                     self._settle(flight)
@@ -355,12 +367,12 @@ class Gateway:
             raise EngineUnavailable(
                 f"call {flight.id} lost {flight.losses} engines in a row; last: {flight.waiting_for}"
             )
-        flight.waiting_since = flight.waiting_since or time.time()
+        flight.waiting_since = flight.waiting_since or time.monotonic()
         patience = flight.waiting_since + self.settings.engine_wait_s
         while True:
             if flight.cancelled:
                 raise _Cancelled
-            now = time.time()
+            now = time.monotonic()
             engine = self.router.pick(flight.session.execution, now, flight.reserved)
             if engine is not None and not engine.asked:
                 await self._watch.learn(engine)
@@ -390,8 +402,8 @@ class Gateway:
         flight.legs += 1
         flight.engine, flight.last_engine = engine, engine.url
         flight.rid = f"{flight.id}-{flight.legs:04}"  # SGLang aborts whatever begins with a rid
-        flight.heard = time.time()
-        flight.dispatched = flight.dispatched or flight.heard
+        flight.heard = time.monotonic()
+        flight.dispatched = flight.dispatched or time.time()
         flight.waiting_for = f"{engine.url} to answer /generate"
 
         def progress(output: Output) -> None:
@@ -429,7 +441,7 @@ class Gateway:
                 flight.waiting_for = f"an engine to come back ({engine.url} gave no sign of life)"
         finally:
             flight.engine = None
-            self.router.end(engine, ok, time.time())
+            self.router.end(engine, ok, time.monotonic())
             self.engines_changed.fire(WOKEN)
 
     def _body(self, flight: Flight, engine: Engine) -> dict:
@@ -545,7 +557,7 @@ class Gateway:
             "engine_admitting": (
                 "Whether an engine takes calls.",
                 "engine",
-                {url: float(e.admitting and e.rests_until <= time.time()) for url, e in engines.items()},
+                {url: float(e.admitting and e.rests_until <= time.monotonic()) for url, e in engines.items()},
             ),
         }
 
@@ -567,7 +579,7 @@ class Gateway:
                 flight.reserved = self.router.reserve(flight.session.execution)
         engine = self.router.engines[source]
         flights = [f for f in self._running if f.engine is engine]
-        await evict(flights, time.time() + deadline_s, self._client, self.engines_changed)
+        await evict(flights, time.monotonic() + deadline_s, self._client, self.engines_changed)
         left = [f.id for f in self._running if f.engine is engine]
         if left:
             raise EngineUnavailable(f"calls left on {source} after {deadline_s} s: {', '.join(left)}")
@@ -582,7 +594,7 @@ class Gateway:
             del self._flights[key]
         self.engines_changed.fire()
         if flight.engine is not None:
-            deadline = time.time() + ABORT_GRACE_S
+            deadline = time.monotonic() + ABORT_GRACE_S
             task = asyncio.create_task(evict([flight], deadline, self._client, self.engines_changed))
             self._background.add(task)
             task.add_done_callback(self._background.discard)

@@ -69,7 +69,7 @@ class Application:
         self, scope: dict, receive: Receive, send: Send, execution: str | None, path: str
     ) -> None:
         method = scope["method"]
-        if method == "HEAD" or path in ("", "health"):
+        if method == "HEAD" or (method == "GET" and path in ("", "health")):
             return await _send_json(send, 200, {"status": "ok", **admin.load(self.gateway)})
         if path == "metrics" and execution is None:
             if self.gateway.settings.strict:  # it names engines
@@ -77,7 +77,7 @@ class Application:
             content_type = (b"content-type", metrics.CONTENT_TYPE.encode())
             return await _send(send, 200, [content_type], self.gateway.metrics.text())
         headers = dict(scope["headers"])
-        if path == "models" or path.startswith("models/"):
+        if method == "GET" and (path == "models" or path.startswith("models/")):
             return await _send_json(send, 200, self._models(path))
         counting = path == "messages/count_tokens"
         dialect = messages if counting else BY_PATH.get(path)
@@ -209,11 +209,18 @@ class Application:
 
 
 def _route(path: str) -> tuple[str | None, str]:
-    """(execution or None, the path under it without any /v1): clients append /v1 themselves or not."""
-    parts = [part for part in path.split("/") if part]
+    """(execution or None, the path under it without any /v1): clients append /v1 themselves or not.
+
+    Raises NotFound for an execution without a name.
+    """
     execution = None
-    if parts[:1] == ["x"] and len(parts) > 1:
-        execution, parts = parts[1], parts[2:]
+    if path.startswith("/x/"):
+        execution, _, path = path.removeprefix("/x/").partition("/")
+        if not execution:
+            raise NotFound(
+                "the path names no execution between /x/ and /v1; is a variable of the base URL empty?"
+            )
+    parts = [part for part in path.split("/") if part]
     while parts[:1] == ["v1"]:
         parts = parts[1:]
     return execution, "/".join(parts)

@@ -72,7 +72,7 @@ async def run(settings: Settings, ready: Callable[[dict], None], stop: asyncio.E
         )
     for error in corrupt:
         _LOG.warning("%s; its call is left out", error)
-    gateway = Gateway(settings, codec, log, recorded)
+    gateway = Gateway(settings, codec, log, recorded, corrupt)
     gateway.start()
     listener = _listen(settings.host, settings.port)
     url = f"http://{_reachable(settings.host)}:{listener.getsockname()[1]}"

@@ -3,6 +3,7 @@
 import ipaddress
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from gyre_proxy.parsers import TOOL_PARSERS
 
 FLUSHES = ("process", "disk")
 IMAGES = ("text", "refuse")
+
+LARGEST = 2**31 - 1
 
 _POSITIVE = (
     "call_deadline_s",
@@ -107,7 +110,13 @@ class Settings:
             raise SettingsError(f"port must be from 0 (any free one) to 65535, not {self.port}")
         if not 0 <= self.temperature < math.inf or not 0 < self.top_p <= 1:
             raise SettingsError("temperature must be a number >= 0 and top_p in (0, 1]")
-        if self.top_k != -1 and self.top_k < 1:
+        if self.context_length == 1:
+            raise SettingsError("context_length must leave room for a prompt and an answer")
+        if self.admin_token is not None and not re.fullmatch(r"[!-~]+", self.admin_token):
+            raise SettingsError("the admin token must be of visible ASCII characters, without blanks")
+        if self.record.exists() and not self.record.is_file():
+            raise SettingsError(f"{self.record} is no regular file; give the path of a run log")
+        if self.top_k != -1 and not 1 <= self.top_k <= LARGEST:
             raise SettingsError("top_k must be at least 1, or -1 for no limit")
         if self.flush not in FLUSHES:
             raise SettingsError(f"flush must be one of {', '.join(FLUSHES)}, not {self.flush!r}")
@@ -117,7 +126,7 @@ class Settings:
             raise SettingsError(f"grace_s must be a number >= 0, not {self.grace_s}")
         for name in _POSITIVE:
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
+            if value is not None and not 0 < value <= LARGEST:
                 raise SettingsError(f"{name} must be a positive number, not {value}")
 
     def sampling(self) -> dict:

@@ -26,6 +26,9 @@ class TokenizerFiles:
     context_length: int | None
     """Tokens; None when the directory does not say."""
     vocabulary_size: int
+    """Of the model, or of the tokenizer where config.json does not say."""
+    model_vocabulary: int | None
+    """Of the model; None when config.json does not say."""
     """One more than the largest id that an engine takes."""
     longest_token: int
     """The most bytes of text that one token stands for."""
@@ -35,7 +38,7 @@ def read_directory(directory: Path) -> TokenizerFiles:
     """Read tokenizer.json, the chat template and the configurations. Raises TokenizerError."""
     path = directory / "tokenizer.json"
     if not path.is_file():
-        raise TokenizerError(f"{directory}: no tokenizer.json; give a Hugging Face tokenizer directory")
+        raise TokenizerError(f"{directory}: holds no tokenizer.json; give a Hugging Face tokenizer directory")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
@@ -56,6 +59,7 @@ def read_directory(directory: Path) -> TokenizerFiles:
         _stop_ids(directory, model, tokenizer, specials),
         _context_length(model, config),
         _vocabulary_size(directory, model, tokenizer),
+        size if type(size := _of_text(model, "vocab_size")) is int else None,
         _longest_token(tokenizer),
     )
 

@@ -39,7 +39,7 @@ class Watch:
         """Until cancelled."""
         try:
             while True:
-                self._look(time.time())
+                self._look(time.monotonic())
                 await asyncio.sleep(INTERVAL_S)
         finally:
             for task in self._busy.values():
@@ -66,7 +66,7 @@ class Watch:
         legs = [(flight, flight.rid) for flight in silent]
         if await self._client.alive(engine.url):
             for flight, _ in legs:
-                flight.heard = time.time()
+                flight.heard = time.monotonic()
             return
         left = [f for f, rid in legs if f.engine is engine and f.rid == rid]
         for flight in left:

@@ -51,7 +51,7 @@ class RunLogWriter:
         self._to_disk = flush == "disk"
         self._codec = codec_of(path)
         self._whole = 0
-        """Size up to which a compressed log is known to hold whole frames."""
+        """Size up to which the log is known to hold whole lines, or frames; no writer makes it shorter."""
         self._folder_synced = False
         self._thread_lock = threading.Lock()
         try:
@@ -142,10 +142,13 @@ class RunLogWriter:
 
     def _repaired_size(self) -> int:
         """Size of the log after repairing a torn tail; under the lock nobody is in the middle of a line."""
-        size = os.fstat(self._fd).st_size
+        state = os.fstat(self._fd)
+        size = state.st_size
+        if not state.st_nlink:
+            raise RunLogError(f"{self.path}: the run log was removed; what is written now would be lost")
+        if size < self._whole:
+            raise RunLogError(f"{self.path}: the run log shrank below what was written; open it anew")
         if self._codec:
-            if size < self._whole:
-                raise RunLogError(f"{self.path}: the run log shrank below what was written; open it anew")
             return size if size == self._whole else self._repair_frames()
         if size == 0 or os.pread(self._fd, 1, size - 1) == b"\n":
             return size
