@@ -341,3 +341,37 @@ def test_thinking_left_of_a_cut_attempt_is_no_turn_of_its_own(scene):
     proxy.post("responses", {"model": "m", "input": repeated})
     first, second = proxy.calls()
     assert second.parent == first.id
+
+
+TWO_CALLS = (
+    'Look.\n<tool_call>\n{"name": "shell", "arguments": {"cmd": "a"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "shell", "arguments": {"cmd": "b"}}\n</tool_call>'
+)
+
+
+@pytest.mark.parametrize(
+    "echo, extends",
+    [
+        (lambda m: [m], True),
+        (lambda m: [m | {"tool_calls": m["tool_calls"][::-1]}], True),
+        (lambda m: [{"role": "assistant", "content": m["content"]}, m | {"content": None}], True),
+        (lambda m: [m | {"content": "Look elsewhere."}], False),
+        (lambda m: [m | {"tool_calls": m["tool_calls"][:1]}], False),
+    ],
+    ids=["as it was", "calls in another order", "text apart", "other text", "a call left out"],
+)
+def test_ids_say_which_turn_an_echo_is(scene, echo, extends):
+    proxy, engine = scene([TWO_CALLS, "Done."])
+    tools = [{"type": "function", "function": {"name": "shell", "parameters": {"type": "object"}}}]
+    user = {"role": "user", "content": "go"}
+    body = {"model": "m", "messages": [user], "tools": tools}
+    message = proxy.post("chat/completions", body).json()["choices"][0]["message"]
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": call["id"]} for call in message["tool_calls"]
+    ]
+    proxy.post("chat/completions", body | {"messages": [user, *echo(message), *results]})
+    first, second = proxy.calls()
+    assert second.parent == (first.id if extends else None)
+    if extends:
+        path = first.input_ids.tolist() + first.output_ids.tolist()
+        assert engine.requests[1]["input_ids"] == path + second.input_ids.tolist()

@@ -753,3 +753,65 @@ def test_a_log_that_is_lost_while_the_proxy_runs_withholds_answers(scene, harm):
         proxy.record.write_bytes(b"")
     refused = proxy.post("chat/completions", chat(USER, USER))
     assert refused.status_code == 503 and "could not be recorded" in refused.text
+
+
+class Endless(Odd):
+    """Its streams bring the answer and do not end."""
+
+    async def _play(self, call, send):
+        async def without_end(message):
+            message = dict(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                message["more_body"] = True
+                message["body"] = message["body"].removesuffix(b"data: [DONE]\n\n")
+            await send(message)
+
+        await super()._play(call, without_end)
+        await asyncio.sleep(DEADLINE_S)
+
+
+def test_a_stream_that_brought_its_answer_need_not_end(stage, codec, tokenizer_dir, tmp_path):
+    engine = Endless(codec, [TEXT])
+    stage.do(engine.start())
+    stage._stops.append(engine.stop)
+    settings = {"tokenizer": tokenizer_dir, "record": tmp_path / "run.jsonl", "engines": (engine.url,)}
+    proxy = stage.proxy(**settings)
+    assert TEXT.split()[-1] in proxy.post("chat/completions", chat(stream=True)).text
+    (call,) = proxy.calls()
+    assert call.finish == "stop"
+
+
+@pytest.mark.parametrize("change", ["shrinks", "changes"])
+def test_a_stream_that_takes_back_what_it_said_moves_the_call(odd, codec, change):
+    def garble(payload):
+        ids = payload["output_ids"]
+        if len(ids) < 5 or payload["meta_info"]["finish_reason"]:
+            return payload
+        ids = ids[:2] if change == "shrinks" else [*ids[:3], ids[3] + 1, *ids[4:]]
+        meta = payload["meta_info"] | {"completion_tokens": len(ids), "output_token_logprobs": []}
+        return payload | {"output_ids": ids, "meta_info": meta}
+
+    proxy, engine, _ = odd([TEXT], sound=True)
+    engine.change, engine.pace_s = garble, 0.01
+    proxy.admin("POST", "executions", {"id": "f", "engine": engine.url})
+    answer = proxy.post("chat/completions", chat(stream=True), "f")
+    (call,) = proxy.calls()
+    chunks = (orjson.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {"))
+    shown = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    assert shown == codec.decode(call.output_ids.tolist()) == TEXT
+
+
+def test_what_an_engine_samples_behind_the_end_is_cut(odd, codec):
+    proxy, engine = odd([TEXT])
+
+    def behind(payload):
+        if not payload["meta_info"]["finish_reason"]:
+            return payload
+        ids = payload["output_ids"] + payload["output_ids"]
+        meta = payload["meta_info"] | {"completion_tokens": len(ids), "output_token_logprobs": []}
+        return payload | {"output_ids": ids, "meta_info": meta}
+
+    engine.change = behind
+    assert said(proxy.post("chat/completions", chat()))["content"] == TEXT
+    limited = proxy.post("chat/completions", chat(USER, USER, max_tokens=3)).json()
+    assert limited["choices"][0]["finish_reason"] == "length" and limited["usage"]["completion_tokens"] == 3

@@ -52,7 +52,15 @@ class Codec:
         tool_parser: str = "auto",
     ) -> None:
         """`tool_parser`: a name of TOOL_PARSERS, or "auto" for the one that reads the template's own calls."""
-        files = read_directory(Path(directory))
+        try:
+            files = read_directory(Path(directory))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise TokenizerError(
+                f"{directory}: its files are not as Hugging Face writes them: {error!r}"
+            ) from error
+        odd = [i for i in files.stop_ids if not 0 <= i < files.vocabulary_size]
+        if odd:
+            raise TokenizerError(f"{directory}: eos_token_id {odd[0]} is outside the vocabulary; correct it")
         content = (Path(directory) / "tokenizer.json").read_bytes()
         self.digest = hashlib.blake2b(content, digest_size=8).hexdigest()
         """Identity of the tokenizer: ids of another mean something else."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import NoneType
 
 import orjson
@@ -18,6 +19,9 @@ from gyre_proxy.errors import ProxyError
 
 ABORT_S = 5.0
 """Longest wait for an engine to take an abort."""
+
+END_S = 1.0
+"""Longest wait for the end of a stream behind the event that ends its answer."""
 
 SHARE = 0.1
 """Of the time of a stream that reading it may cost."""
@@ -90,9 +94,15 @@ class EngineClient:
         content = orjson.dumps({**body, "stream": progress is not None})
         events = None if progress is None else _Events(url, self._answer, progress)
         try:
-            status, data = await self._connections.post(
-                url, "/generate", content, None if events is None else events.feed
-            )
+            async with asyncio.timeout(None) as patience:
+                status, data = await self._connections.post(
+                    url,
+                    "/generate",
+                    content,
+                    None if events is None else partial(events.feed, patience=patience),
+                )
+        except TimeoutError:  # the answer is whole, its stream does not end
+            return events.last
         except ConnectionFailed as error:
             if events is not None:
                 events.read()
@@ -123,6 +133,9 @@ class EngineClient:
         try:
             output = _read(url, payload, before)
             _check_output(output, self._vocabulary)
+            known = len(before.ids) if before else 0
+            if len(output.ids) < known or (known and output.ids[known - 1] != before.ids[-1]):
+                raise ValueError("what was sampled before changed")
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise EngineDown(f"{url}: the answer is not as SGLang's: {error!r}", held=True) from error
         return output
@@ -191,7 +204,8 @@ class _Events:
         self._next = 0.0
         self.last: Output | None = None
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes, patience: asyncio.Timeout) -> None:
+        """Take what arrived; `patience` ends the wait for the end of a stream that has said why the answer ends."""
         events = (self._rest + data).split(b"\n\n")
         self._rest = events.pop()
         whole = [e for e in events if e.startswith(b"data:")]
@@ -202,6 +216,8 @@ class _Events:
             self._held = whole[-1]
         if time.monotonic() >= self._next:
             self.read()
+        if self.last is not None and self.last.finish is not None and patience.when() is None:
+            patience.reschedule(asyncio.get_running_loop().time() + END_S)
 
     def read(self) -> None:
         """Read the newest event, if there is one."""

@@ -114,6 +114,8 @@ class Flight:
     spans: list[tuple[int, int, int]] = field(default_factory=list)
     """(version, start, end) over ids; ids whose version nobody knows are in none."""
     pieces: list[tuple[str, str]] = field(default_factory=list)
+    _looked: int = 0
+    """Ids in which stop tokens were looked for."""
     finish: str | None = None
     engine: Engine | None = None
     """Where the call runs now; None while it waits for an engine and after the end."""
@@ -164,15 +166,27 @@ class Flight:
             if known is not None:
                 spans.append((known, start + base, end + base))
         self.spans = _joined(spans)
+        self._bound(base)
         if self.live is not None:
             self.pieces += self.live.feed(self.ids)
             if self.live.end is not None:
-                self._stop(self.live.end)
+                self._stop(self.live.end, "stop")
         self.changed.fire()
 
-    def _stop(self, end: int) -> None:
+    def _bound(self, base: int) -> None:
+        """End the answer at its limit and at its first stop token, should an engine go on behind them."""
+        stops = self.codec.stop_ids
+        first = max(base, self._looked)
+        end = next((i + 1 for i in range(first, len(self.ids)) if self.ids[i] in stops), None)
+        self._looked = len(self.ids)
+        if end is not None and end < len(self.ids):
+            self._stop(end, "stop")
+        elif len(self.ids) > self.limit:
+            self._stop(self.limit, "length")
+
+    def _stop(self, end: int, finish: str) -> None:
         """The answer ends with its first `end` tokens, whatever was sampled after them."""
-        self.finish = "stop"
+        self.finish = finish
         del self.ids[end:], self.logprobs[end:]
         self.spans = [(version, start, min(last, end)) for version, start, last in self.spans if start < end]
 

@@ -76,7 +76,7 @@ class Gateway:
         """`recorded`: what the log holds already, with its `corrupt` lines; its executions go on where they were."""
         self.settings, self.codec, self._log = settings, codec, log
         self.context_length = settings.context_length or codec.context_length
-        if self.context_length is None:
+        if self.context_length is None or self.context_length < 2:
             raise SettingsError("the tokenizer directory names no context length; give --context-length")
         self.router = Router(
             Engine(url.rstrip("/"), capacity=settings.engine_capacity) for url in settings.engines
@@ -421,7 +421,7 @@ class Gateway:
             flight.losses = 0
             flight.cut_by = "aborted" if engine.admitting else "reroute"
             if output.finish != "abort":
-                flight.finish = output.finish
+                flight.finish = flight.finish or output.finish
             elif not output.ids and engine.admitting and not flight.cancelled:
                 ok, flight.waiting_for = False, f"{engine.url} to stop aborting calls"
         except _Stopped:
@@ -492,7 +492,9 @@ class Gateway:
         self._count(flight, answer, sampled)
         node = call_node(flight, answer) if flight.ids else None
         context = bytes.fromhex(record.extra["context"])
-        flight.session.remember(flight.id, flight.match.digest, context, node, answer.tool_calls, failed)
+        flight.session.remember(
+            flight.id, flight.match.digest, context, node, answer.tool_calls, failed, answer.text
+        )
 
     async def _append(self, record: Record) -> None:
         """Make a record durable. Raises RecordingFailed."""

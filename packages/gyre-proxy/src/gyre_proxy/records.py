@@ -194,7 +194,7 @@ def restored(recorded: RecordedExecution, codec: Codec) -> Session:
             parent = nodes[call.parent] if call.parent else None
             node = nodes[call.id] = _node(call.id, parent, call.input_ids, ids, calls, parsed.reasoning)
         failed = call.finish in ("abort", "error")
-        session.remember(call.id, prompt, context, node, calls, failed)
+        session.remember(call.id, prompt, context, node, calls, failed, parsed.text)
     return session
 
 

@@ -127,6 +127,17 @@ class _Walk:
         return self.offer == offer and given[: len(self.given)] == self.given
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turn:
+    """A recorded answer with tool calls, as requests may repeat it."""
+
+    prompt: bytes
+    """Identity of what it answered."""
+    ids: frozenset[str]
+    text: str
+    meaning: bytes
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """The recorded calls of one execution."""
@@ -144,6 +155,8 @@ class Session:
     _nodes: dict[bytes, list[Node]] = field(default_factory=dict)
     _payloads: dict[str, tuple[ToolCall, bytes, str]] = field(default_factory=dict)
     """Recorded tool calls by id, each with its meaning and the id of the call that made it."""
+    _turns: dict[str, _Turn] = field(default_factory=dict)
+    """Recorded answers with tool calls, by the id of their call."""
     _failed: dict[bytes, str] = field(default_factory=dict)
     _extended: set[str] = field(default_factory=set)
     """Calls that others extend."""
@@ -175,14 +188,52 @@ class Session:
         messages = walk.messages + tuple(self._restore(m) for m in given[end:])
         running = way.copy()
         nodes = self._nodes.get(running.digest(), [])
-        for first, last in _units(messages, end):
-            self._update(running, messages[first:last])
+        first = end
+        while first < len(messages):
+            last = self._take(running, messages, first)
             if messages[first].role == "assistant" and (known := self._nodes.get(running.digest())):
                 nodes, end, way = known, last, running.copy()
+            first = last
         if not nodes:
             return Match(None, messages, 0, running.digest(), tools, offer, running, way)
         node = _closest(nodes, messages[end - 1])
         return Match(node, messages, end, running.digest(), tools, offer, running, way)
+
+    def _take(self, running: "hashlib._Hash", messages: tuple[Message, ...], first: int) -> int:
+        """Hash the unit of comparison that begins at `first`; returns where it ends.
+
+        A unit is a message, a run of tool results, or what the call ids say is a recorded turn.
+        """
+        if messages[first].role == "assistant":
+            last, meaning = self._repeated(messages, first, running.digest())
+            running.update(meaning if meaning else self._meaning(messages[first]))
+            return last
+        last = first + 1
+        if messages[first].role == "tool":
+            while last < len(messages) and messages[last].role == "tool":
+                last += 1
+        self._update(running, messages[first:last])
+        return last
+
+    def _repeated(self, messages: tuple[Message, ...], first: int, prompt: bytes) -> tuple[int, bytes]:
+        """(end, meaning) of the recorded turn that the messages repeat; (first + 1, b"") when they repeat none.
+
+        Its ids say which it is, in any order, with its text beside them or in messages of its own before them. A turn
+        whose text is another or missing was rewritten: forks do that, and it is another context.
+        """
+        text = ""
+        for last, message in enumerate(messages[first:], first + 1):
+            if message.role != "assistant":
+                break
+            text += message.text
+            if message.tool_calls:
+                recorded = self._payloads.get(message.tool_calls[0].id)
+                turn = self._turns.get(recorded[2]) if recorded else None
+                ids = {call.id for call in message.tool_calls}
+                if turn and turn.prompt == prompt and turn.ids == ids and text.strip() == turn.text:
+                    return last, turn.meaning
+                break
+        return first + 1, b""
 
     def attachment(self, match: Match, parent: Node | None) -> str:
         """How a call attaches, in one word for people who wonder about their trees; notes it for the next one.
@@ -227,10 +278,11 @@ class Session:
         prompt: bytes,
         context: bytes,
         node: Node | None,
-        tool_calls: Iterable[ToolCall],
+        tool_calls: Sequence[ToolCall],
         failed: bool,
+        text: str = "",
     ) -> None:
-        """Know a durable call, by the identity of its `prompt` and of its `context`.
+        """Know a durable call that answered with `text` and `tool_calls`, by the identity of its `prompt` and its `context`.
 
         Its node, when it has output, can be extended by later requests.
         """
@@ -242,6 +294,10 @@ class Session:
         if node is not None:
             self._payloads.update((call.id, (call, _call_meaning(call), call_id)) for call in tool_calls)
             self._nodes.setdefault(context, []).append(node)
+            if tool_calls:
+                meaning = self._meaning(Message("assistant", text, tool_calls=tuple(tool_calls)))
+                ids = frozenset(call.id for call in tool_calls)
+                self._turns[call_id] = _Turn(prompt, ids, text.strip(), meaning)
 
     def note_failed(self, prompt: bytes, call_id: str) -> None:
         """Know an attempt whose answer reaches nobody, also before it is recorded."""
@@ -300,17 +356,6 @@ def tools_digest(tools: Sequence[dict]) -> str:
 def text_digest(text: str) -> str:
     """Short digest of a text."""
     return hashlib.blake2b(_bytes(text), digest_size=8).hexdigest()
-
-
-def _units(messages: Sequence[Message], start: int) -> list[tuple[int, int]]:
-    """[first, last) of each unit of comparison after `start`: a message, or a run of tool results."""
-    out: list[tuple[int, int]] = []
-    for i, message in enumerate(messages[start:], start):
-        if out and message.role == "tool" and messages[i - 1].role == "tool":
-            out[-1] = (out[-1][0], i + 1)
-        else:
-            out.append((i, i + 1))
-    return out
 
 
 def _call_meaning(call: ToolCall) -> bytes:
