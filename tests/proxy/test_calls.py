@@ -375,3 +375,20 @@ def test_ids_say_which_turn_an_echo_is(scene, echo, extends):
     if extends:
         path = first.input_ids.tolist() + first.output_ids.tolist()
         assert engine.requests[1]["input_ids"] == path + second.input_ids.tolist()
+
+
+def test_assistant_messages_in_a_row_are_one_turn_of_the_messages_protocol(scene):
+    proxy, _ = scene([TWO_CALLS, "Done."])
+    tools = [{"name": "shell", "input_schema": {"type": "object"}}]
+    user = {"role": "user", "content": "go"}
+    body = {"model": "m", "max_tokens": 99, "tools": tools}
+    content = proxy.post("messages", body | {"messages": [user]}).json()["content"]
+    apart = [{"role": "assistant", "content": [block]} for block in content]
+    results = [
+        {"type": "tool_result", "tool_use_id": block["id"], "content": "x"}
+        for block in content
+        if block["type"] == "tool_use"
+    ]
+    proxy.post("messages", body | {"messages": [user, *apart, {"role": "user", "content": results}]})
+    first, second = proxy.calls()
+    assert second.parent == first.id

@@ -815,3 +815,20 @@ def test_what_an_engine_samples_behind_the_end_is_cut(odd, codec):
     assert said(proxy.post("chat/completions", chat()))["content"] == TEXT
     limited = proxy.post("chat/completions", chat(USER, USER, max_tokens=3)).json()
     assert limited["choices"][0]["finish_reason"] == "length" and limited["usage"]["completion_tokens"] == 3
+
+
+def test_a_mute_engine_gets_no_calls_until_it_answers(
+    stage, freezable, codec, tokenizer_dir, tmp_path, monkeypatch
+):
+    """It takes connections and holds no call: the least loaded engine, and no choice."""
+    monkeypatch.setattr("gyre_proxy.engine_client.PING_S", 0.3)
+    mute, sound = freezable([TEXT], 1), stage.engine(codec, [TEXT], 1)
+    mute.frozen = True
+    proxy = stage.proxy(tokenizer=tokenizer_dir, record=tmp_path / "run.jsonl", silence_s=1000.0)
+    proxy.admin("PUT", "engines", {"engines": [{"url": e.url, "version": 1} for e in (mute, sound)]})
+    for name in ("a", "b", "c"):
+        assert said(proxy.post("chat/completions", chat(), name))["content"] == TEXT
+    assert {call.engine for call in proxy.calls()} == {sound.url}
+    mute.frozen = False
+    proxy.admin("PUT", "engines", {"engines": [{"url": mute.url, "version": 1}]})
+    assert said(proxy.post("chat/completions", chat(), "d"))["content"] == TEXT

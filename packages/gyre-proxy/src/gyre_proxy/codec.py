@@ -66,7 +66,7 @@ class Codec:
         """Identity of the tokenizer: ids of another mean something else."""
         self._tokenizer = files.tokenizer
         self.context_length = files.context_length
-        self.vocabulary_size, self.model_vocabulary = files.vocabulary_size, files.model_vocabulary
+        self.vocabulary_size = files.vocabulary_size
         self.longest_token = files.longest_token
         added = self._tokenizer.get_added_tokens_decoder()
         self._controls = frozenset(added)

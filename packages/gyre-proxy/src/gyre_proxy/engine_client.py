@@ -154,6 +154,17 @@ class EngineClient:
         health = await self._get(url, "/health", HEALTH_S)
         return health is not None and health[0] < 500
 
+    async def mute(self, url: str) -> bool:
+        """Whether the engine takes connections and answers nothing within PING_S."""
+        try:
+            async with asyncio.timeout(PING_S):
+                await self._connections.get(url, "/ping")
+        except TimeoutError:
+            return True
+        except ConnectionFailed:
+            return False
+        return False
+
     async def weights(self, url: str) -> str | None:
         """The weight version that the engine names, None when it does not say."""
         answer = await self._get(url, "/get_model_info")

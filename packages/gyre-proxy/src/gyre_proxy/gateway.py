@@ -90,9 +90,13 @@ class Gateway:
         """Recorded executions that were taken up: the index does not know what came after the start."""
         self.executions = Executions(forget=self.router.forget)
         self._commit = GroupCommit(log, settings.flush)
-        self._client = EngineClient(codec.model_vocabulary)
+        self._client = EngineClient(codec.vocabulary_size)
         self._watch = Watch(
-            lambda: self.router.engines.values(), lambda: self._running, self._client, settings.silence_s
+            lambda: self.router.engines.values(),
+            lambda: self._running,
+            self._client,
+            settings.silence_s,
+            self.engines_changed.fire,
         )
         self._watching: asyncio.Task | None = None
         self._flights: dict[tuple, Flight] = {}
@@ -375,7 +379,9 @@ class Gateway:
             now = time.monotonic()
             engine = self.router.pick(flight.session.execution, now, flight.reserved)
             if engine is not None and not engine.asked:
-                await self._watch.learn(engine)
+                self._watch.ask(engine)
+                flight.waiting_for = f"{engine.url} to say what it serves"
+                await self.engines_changed.wait(WAKE_S)
                 continue
             if engine is not None:
                 self._release(flight)
@@ -428,7 +434,7 @@ class Gateway:
             pass
         except EngineDown as error:
             ok, flight.cut_by, flight.waiting_for = False, "lost", f"an engine to come back ({error})"
-            flight.losses += error.held
+            flight.losses = 0 if len(flight.ids) > base else flight.losses + error.held
             _LOG.warning(
                 "engine lost", extra={"fields": {**_ids(flight), "engine": engine.url, "why": str(error)}}
             )
@@ -613,6 +619,7 @@ class Gateway:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
+        self._watch.close()
         self._client.close()
         self._log.close()
 

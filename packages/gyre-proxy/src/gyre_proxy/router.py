@@ -28,6 +28,8 @@ class Engine:
     """Weight version as the engine itself names it; looked at only when `version` is None."""
     limits: tuple[int, int] | None = None
     """(tokens of the longest prompt it takes, of prompt and answer together), as it says itself."""
+    mute: bool = False
+    """Whether it gave no sign of life when it was asked for one, and none since."""
     asked: bool = False
     """Whether the engine was asked what it says of itself."""
     in_flight: int = 0
@@ -72,8 +74,8 @@ class Router:
         self.engines = new
 
     def limits(self, context_length: int) -> tuple[int, int]:
-        """(tokens of the longest prompt, of prompt and answer) that every engine takes and the context holds."""
-        told = [engine.limits for engine in self.engines.values() if engine.limits]
+        """(tokens of the longest prompt, of prompt and answer) that every admitting engine takes and the context holds."""
+        told = [engine.limits for engine in self.engines.values() if engine.limits and engine.admitting]
         prompts, wholes = zip(*told, (context_length - 1, context_length), strict=True)
         return min(prompts), min(wholes)
 
@@ -94,7 +96,7 @@ class Router:
 
         `reserved`: the engine that keeps room for this call; the caller releases it.
         """
-        awake = [e for e in self.engines.values() if e.admitting and e.rests_until <= now]
+        awake = [e for e in self.engines.values() if e.admitting and not e.mute and e.rests_until <= now]
         if reserved in awake:
             return reserved
         route = self.engines.get(self._routes.get(execution, ""))
@@ -111,7 +113,7 @@ class Router:
 
     def reserve(self, execution: str) -> Engine | None:
         """Keep room for a call at the execution's engine, else at one with room; None when there is none."""
-        admitting = [e for e in self.engines.values() if e.admitting and e.room > 0]
+        admitting = [e for e in self.engines.values() if e.admitting and not e.mute and e.room > 0]
         route = self.engines.get(self._routes.get(execution, ""))
         if route not in admitting:
             route = min(admitting, key=lambda e: (e.in_flight + e.reserved, e.url), default=None)
@@ -121,8 +123,10 @@ class Router:
 
     def waits_for(self) -> str:
         """What a call that no engine takes waits for."""
-        admits = any(e.admitting for e in self.engines.values())
-        return "room at an engine" if admits else "an engine that admits calls"
+        admitting = [e for e in self.engines.values() if e.admitting]
+        if not admitting:
+            return "an engine that admits calls"
+        return "a sign of life of an engine" if all(e.mute for e in admitting) else "room at an engine"
 
     def due(self, now: float) -> float | None:
         """Seconds until an admitting engine has rested enough, None when none rests."""

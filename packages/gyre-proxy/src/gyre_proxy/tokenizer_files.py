@@ -27,8 +27,6 @@ class TokenizerFiles:
     """Tokens; None when the directory does not say."""
     vocabulary_size: int
     """Of the model, or of the tokenizer where config.json does not say."""
-    model_vocabulary: int | None
-    """Of the model; None when config.json does not say."""
     """One more than the largest id that an engine takes."""
     longest_token: int
     """The most bytes of text that one token stands for."""
@@ -59,7 +57,6 @@ def read_directory(directory: Path) -> TokenizerFiles:
         _stop_ids(directory, model, tokenizer, specials),
         _context_length(model, config),
         _vocabulary_size(directory, model, tokenizer),
-        size if type(size := _of_text(model, "vocab_size")) is int else None,
         _longest_token(tokenizer),
     )
 

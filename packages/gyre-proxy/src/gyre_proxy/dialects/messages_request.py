@@ -321,6 +321,11 @@ def _asked(body: Mapping, choice: Mapping) -> dict:
     return asked
 
 
+def _joined(first: Message, second: Message) -> Message:
+    reasoning = "\n".join(filter(None, (first.reasoning, second.reasoning)))
+    return Message("assistant", first.text + second.text, reasoning, first.tool_calls + second.tool_calls)
+
+
 def _begins_answer(given: object) -> bool:
     """Whether the client began the answer: the last message is an assistant's."""
     last = given[-1] if isinstance(given, list) and given else None
@@ -368,7 +373,10 @@ class _Reader:
         return other
 
     def add(self, item: Mapping) -> None:
-        self.messages += self._messages(item)
+        read = self._messages(item)
+        if item["role"] == "assistant" and self.messages and self.messages[-1].role == "assistant":
+            read = [_joined(self.messages.pop(), *read)]  # by the API's own rule they are one turn
+        self.messages += read
 
     def system(self, content: str | list) -> str:
         texts = [content] if isinstance(content, str) else [block["text"] for block in content]
