@@ -1,6 +1,7 @@
 """Owns the list of harnesses that every test of this folder runs with."""
 
 import os
+from collections.abc import Callable
 
 import pytest
 from harness_adapter import Harness
@@ -14,13 +15,18 @@ from harness_qwen_code import QwenCode
 
 HARNESSES: tuple[Harness, ...] = (ClaudeCode(), Codex(), QwenCode(), OpenCode(), Pi(), MiniSweAgent())
 
-each_harness = pytest.mark.parametrize("harness", [pytest.param(each, id=each.name) for each in HARNESSES])
+
+def harnesses(able: Callable[[Harness], object] = lambda harness: True) -> pytest.MarkDecorator:
+    """Runs a test with each harness that has the ability."""
+    able_ones = [pytest.param(each, id=each.name) for each in HARNESSES if able(each)]
+    return pytest.mark.parametrize("harness", able_ones)
 
 
-def need(harness: Harness, ability: object = True, otherwise: str = "") -> None:
-    """Skip where the harness lacks an ability, or is not installed; in CI it must be installed."""
-    if not ability:
-        pytest.skip(f"{harness.name} {otherwise}")
+each_harness = harnesses()
+
+
+def need(harness: Harness) -> None:
+    """Skip where the harness is not installed; in CI it must be."""
     reason = missing(harness.name)
     if reason and os.environ.get("CI"):
         pytest.fail(reason)

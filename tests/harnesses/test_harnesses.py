@@ -1,7 +1,7 @@
 """Real harnesses through the proxy: they end as with the real API, and the log holds exactly the tree of what was said."""
 
 import harness_scenarios
-from harness_all import each_harness, need
+from harness_all import each_harness, harnesses, need
 from harness_scenarios import chains, leaf_roles, roles, work_tree
 from harness_trial import Trial
 from proxy_stage import wait_until
@@ -42,9 +42,9 @@ def test_a_reroute_in_the_middle_of_every_answer(harness, harness_stage, tmp_pat
     assert trial.proxy.admin("GET", "status")["reroutes"] >= len(result.calls)
 
 
-@each_harness
+@harnesses(lambda harness: harness.compacted)
 def test_compaction(harness, harness_stage, tmp_path):
-    need(harness, harness.compacted, "does not compact")
+    need(harness)
     script = harness_scenarios.compaction(harness)
     prompts = 2 if harness.compacts_between_prompts else 1
     result = Trial(harness_stage, harness, script, tmp_path, prompts=prompts, **harness.compaction).run()
@@ -53,9 +53,9 @@ def test_compaction(harness, harness_stage, tmp_path):
     assert result.roles == leaf_roles(script, result.tree)
 
 
-@each_harness
+@harnesses(lambda harness: harness.sub_compacted)
 def test_a_sub_agent_compacts(harness, harness_stage, tmp_path):
-    need(harness, harness.sub_compacted, "does not compact in sub-agents")
+    need(harness)
     script = harness_scenarios.long_errand(harness)
     result = Trial(harness_stage, harness, script, tmp_path, **harness.compaction).run()
     result.sound()
@@ -63,9 +63,9 @@ def test_a_sub_agent_compacts(harness, harness_stage, tmp_path):
     assert result.roles == leaf_roles(script, result.tree, "sub-agent-summary")
 
 
-@each_harness
+@harnesses(lambda harness: harness.overflowed or harness.gives_up)
 def test_a_prompt_that_is_too_long(harness, harness_stage, tmp_path):
-    need(harness, harness.overflowed or harness.gives_up, "says nothing that a test could read then")
+    need(harness)
     script = harness_scenarios.compaction(harness)
     trial = Trial(harness_stage, harness, script, tmp_path, context_length=harness.overflow)
     if harness.gives_up:
