@@ -36,11 +36,13 @@ class Executions:
         self._forget = forget
         self._open: dict[str, Session] = {}
         self._ended: dict[str, _Ended] = {}
+        self._closing = 0
+        """Open ones that take no more calls."""
         self._swept = 0.0
 
     def __len__(self) -> int:
         """Open executions."""
-        return sum(1 for session in self._open.values() if not session.closed)
+        return len(self._open) - self._closing
 
     def holds(self, name: str) -> bool:
         """Whether it is open and its session in memory."""
@@ -91,6 +93,7 @@ class Executions:
         if name in self._ended:
             return None
         session = self._open.setdefault(name, Session(name))
+        self._closing += not session.closed
         session.closed = True
         return session
 
@@ -98,6 +101,7 @@ class Executions:
         """Free a stopped execution none of whose calls runs. Returns its recorded calls."""
         session = self._open.pop(name, None)
         if session is not None:
+            self._closing -= session.closed
             until = max(now + KEY_LIFETIME_S, session.deadline or 0.0)
             self._ended[name] = _Ended(session.calls, until)
             self._forget(name)
