@@ -5,6 +5,7 @@ that arrive together are read once, the last one.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,8 @@ from gyre_proxy.errors import ProxyError
 
 ABORT_S = 5.0
 """Longest wait for an engine to take an abort."""
+
+_UNFINISHED = re.compile(rb'"finish_reason":\s*null')
 
 END_S = 1.0
 """Longest wait for the end of a stream behind the event that ends its answer."""
@@ -220,12 +223,12 @@ class _Events:
         events = (self._rest + data).split(b"\n\n")
         self._rest = events.pop()
         whole = [e for e in events if e.startswith(b"data:")]
-        if whole and whole[-1].endswith(b"[DONE]"):
+        ended = bool(whole) and whole[-1].endswith(b"[DONE]")
+        if ended:
             whole.pop()
-            self._next = 0.0
         if whole:
             self._held = whole[-1]
-        if time.monotonic() >= self._next:
+        if ended or time.monotonic() >= self._next or (self._held and not _UNFINISHED.search(self._held)):
             self.read()
         if self.last is not None and self.last.finish is not None and patience.when() is None:
             patience.reschedule(asyncio.get_running_loop().time() + END_S)
