@@ -1,7 +1,7 @@
-"""Owns the HTTP to engines (SGLang's API): one generate, one abort, errors in two kinds.
+"""Owns the HTTP to engines (SGLang's API): generate, abort, what they say of themselves; errors in two kinds.
 
-The ids of the final payload are the truth; text and parsers of the engine are not used. Cumulative chunks
-that arrive together are read once, the last one.
+The ids of the final payload are the truth; text and parsers of the engine are not used. Invariants: what no engine of
+this model can have sampled never gets further than here; reading a stream costs a bounded share of its time.
 """
 
 import asyncio

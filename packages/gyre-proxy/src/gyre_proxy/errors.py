@@ -72,7 +72,10 @@ class BodyTooLarge(ProxyError):
 
 
 class EngineUnavailable(ProxyError):
-    """No engine finished the call before its deadline; the message names what was waited for."""
+    """No engine finishes the call: its deadline or patience is over, too many were lost, or the proxy stops.
+
+    The message names what was waited for.
+    """
 
     status = 503
 

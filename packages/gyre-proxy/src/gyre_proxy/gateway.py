@@ -1,8 +1,8 @@
 """Owns the calls of all executions: opens them, carries them through engines, records them, ends them.
 
 Invariants: an answer is given out only after its record is durable; a call cut by a reroute or a dead engine
-goes on elsewhere from prompt plus sampled ids; every wait ends at the call's deadline and names what it
-waited for. Runs in one event loop; between two awaits nothing else changes the tables.
+goes on elsewhere from prompt plus sampled ids; every wait for an engine ends at the call's deadline, or when its
+patience does, and names what it waited for. Runs in one event loop; between two awaits nothing else changes the tables.
 """
 
 import asyncio
@@ -35,6 +35,7 @@ from gyre_proxy.errors import (
 from gyre_proxy.eviction import evict
 from gyre_proxy.executions import Executions
 from gyre_proxy.flights import Flight, LiveText, Signal
+from gyre_proxy.logs import ids_of, report
 from gyre_proxy.metrics import Metrics
 from gyre_proxy.records import call_answer, call_node, call_record, restored
 from gyre_proxy.router import Engine, Router
@@ -348,7 +349,7 @@ class Gateway:
             flight.complete(answer)
         else:
             flight.fail(failure)
-        self._report(flight, failure)
+        report(flight, failure)
 
     async def _sample(self, flight: Flight) -> None:
         """Sample to the end, over as many engines as it takes."""
@@ -436,7 +437,7 @@ class Gateway:
             ok, flight.cut_by, flight.waiting_for = False, "lost", f"an engine to come back ({error})"
             flight.losses = 0 if len(flight.ids) > base else flight.losses + error.held
             _LOG.warning(
-                "engine lost", extra={"fields": {**_ids(flight), "engine": engine.url, "why": str(error)}}
+                "engine lost", extra={"fields": {**ids_of(flight), "engine": engine.url, "why": str(error)}}
             )
         except asyncio.CancelledError:
             if not flight.dropped or flight.task.uncancel() > 0:
@@ -495,7 +496,7 @@ class Gateway:
         record = call_record(flight, answer, sampled, id_prefix)
         await self._append(record)
         self.calls += 1
-        self._count(flight, answer, sampled)
+        self.metrics.recorded(flight, answer, sampled)
         node = call_node(flight, answer) if flight.ids else None
         context = bytes.fromhex(record.extra["context"])
         flight.session.remember(
@@ -509,43 +510,6 @@ class Gateway:
             await self._commit.durable()
         except TrajtreeError as error:
             raise RecordingFailed(f"the {record.type} could not be recorded: {error}") from error
-
-    def _count(self, flight: Flight, answer: Answer, sampled: float) -> None:
-        """What the metrics say of a recorded call; `sampled`: unix seconds of its last token."""
-        metrics, dispatched, parent = self.metrics, flight.dispatched, flight.prompt.parent
-        metrics.calls.labels(flight.protocol, flight.finish).inc()
-        metrics.tokens.labels("encoded").inc(len(flight.prompt.new))
-        metrics.tokens.labels("reused").inc(parent.length if parent else 0)
-        metrics.tokens.labels("sampled").inc(len(flight.ids))
-        metrics.malformed.inc(answer.malformed)
-        metrics.untrainable.inc(sum(value is None for value in flight.logprobs))
-        metrics.spent("record", time.time() - sampled)
-        if dispatched is not None:
-            metrics.spent("queue", dispatched - flight.started)
-            metrics.spent("generate", sampled - dispatched)
-            if flight.first is not None:
-                metrics.spent("first_token", flight.first - dispatched)
-
-    def _report(self, flight: Flight, failure: ProxyError | None) -> None:
-        """One line of the proxy's log for a call that ended."""
-        if not _LOG.isEnabledFor(logging.INFO) and failure is None:
-            return
-        fields = {
-            **_ids(flight),
-            "parent": flight.prompt.parent.id if flight.prompt.parent else None,
-            "protocol": flight.protocol,
-            "engine": flight.last_engine,
-            "engines_used": flight.legs,
-            "finish": flight.finish,
-            "prompt_tokens": len(flight.prompt),
-            "output_tokens": len(flight.ids),
-            "seconds": round(time.time() - flight.started, 3),
-        }
-        if failure is None:
-            _LOG.info("call ended", extra={"fields": fields})
-        else:
-            level = logging.INFO if isinstance(failure, ClientLeft | ExecutionClosed) else logging.WARNING
-            _LOG.log(level, "call failed", extra={"fields": {**fields, "why": str(failure)}})
 
     def _gauges(self) -> dict[str, tuple[str, str, dict[str, float]]]:
         engines = self.router.engines
@@ -572,7 +536,7 @@ class Gateway:
     # --- reroutes and ends
 
     async def reroute(self, source: str, moves: Mapping[str, str], deadline_s: float) -> tuple[int, int]:
-        """Empty an engine (paper 4.3): stop admitting, move routes, abort there, continue elsewhere.
+        """Empty an engine (paper 4.3): stop admitting, move routes and reserve room, abort there, continue elsewhere.
 
         Only open executions move: a route of another would count as load for ever. Returns (executions moved,
         calls that went on elsewhere) when none is left on the source. Raises EngineUnavailable when some are
@@ -651,10 +615,6 @@ def _openings(request: Request, codec: Codec) -> list[tuple[str, bool]]:
     if request.schema is not None and not out:
         out.append(("", True))  # thinking that the prompt opened is no JSON: close it
     return out
-
-
-def _ids(flight: Flight) -> dict[str, str]:
-    return {"execution": flight.session.execution, "call": flight.id}
 
 
 def _landed(flight: Flight, task: asyncio.Task) -> None:

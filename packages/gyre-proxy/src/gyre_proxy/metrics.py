@@ -3,11 +3,17 @@
 Counters count what was recorded; gauges are read from the gateway when they are asked for.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from gyre_proxy.conversation import Answer
+    from gyre_proxy.flights import Flight
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -70,6 +76,22 @@ class Metrics:
     def spent(self, stage: str, seconds: float) -> None:
         """Time of one call in one of STAGES."""
         self._stage[stage].observe(max(0.0, seconds))
+
+    def recorded(self, flight: "Flight", answer: "Answer", sampled: float) -> None:
+        """Count a recorded call; `sampled`: unix seconds of its last token."""
+        dispatched, parent = flight.dispatched, flight.prompt.parent
+        self.calls.labels(flight.protocol, flight.finish).inc()
+        self.tokens.labels("encoded").inc(len(flight.prompt.new))
+        self.tokens.labels("reused").inc(parent.length if parent else 0)
+        self.tokens.labels("sampled").inc(len(flight.ids))
+        self.malformed.inc(answer.malformed)
+        self.untrainable.inc(sum(value is None for value in flight.logprobs))
+        self.spent("record", time.time() - sampled)
+        if dispatched is not None:
+            self.spent("queue", dispatched - flight.started)
+            self.spent("generate", sampled - dispatched)
+            if flight.first is not None:
+                self.spent("first_token", flight.first - dispatched)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -1,8 +1,8 @@
 """Owns the engine table and which engine serves which execution. Pure: time comes in as an argument.
 
-Invariants: a call is given only to an admitting engine with room; room that a reroute reserved is given to nobody
-else; an execution stays on its engine while that engine admits (its cache is there), and waits for it when it is
-full unless another has plenty of room; a failed engine rests for a growing while before it is tried again.
+Invariants: a call is given only to an admitting engine with room that is not mute; room that a reroute reserved is
+given to nobody else; an execution stays on its engine while that engine admits (its cache is there), and waits for it
+when it is full unless another has plenty of room; a failed engine rests for a growing while before it is tried again.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """Owns what is known of one execution: its recorded calls as nodes, and which node a new request extends.
 
 Invariants: a request attaches to the deepest node whose whole conversation (tools, messages, answer) is a
-prefix of the request's, compared by meaning (paper 5.1): tool calls by their recorded payload, tool results
+prefix of the request's, compared by meaning (paper 5.1): tool calls by their recorded payload, calls and results
 of one turn in any order, assistant text without white space at its ends, thinking ignored. Only `remember`
 changes what is recorded, and only after the call is durable. The cost of a match is one pass over the request,
 less where it repeats one of the last ones; the memory of a session is its tokens and the text of those requests.

@@ -14,6 +14,8 @@ from gyre_proxy.nesting import DEPTH, RECORDED_DEPTH, too_deep
 
 Check = Callable[[Any], None]
 
+STATELESS = "this proxy is stateless; send the whole conversation with each request"
+
 SHOWN = 60
 """Characters of a client's word that an error message repeats."""
 

@@ -10,6 +10,7 @@ from copy import copy
 
 from gyre_proxy.conversation import Conversation, Message, Request, ToolCall, as_read
 from gyre_proxy.dialects.checks import (
+    STATELESS,
     BadField,
     any_list,
     either,
@@ -36,7 +37,6 @@ from gyre_proxy.dialects.tools import forced_tool, function_tool, json_text
 # Claude Code's first system block changes during a run and says nothing to the model.
 _BILLING = "x-anthropic-billing-header:"
 _NO_SERVER_TOOLS = "this proxy runs no server tools"
-_STATELESS = "this proxy is stateless; send the whole conversation with each request"
 _OWN_HISTORY = "this proxy does not edit the history; send what the model shall see"
 _NO_TOOLSETS = "this model knows no toolsets; offer the tools themselves"
 _TEXT_ONLY = "only plain text can be shown to the model"
@@ -275,7 +275,7 @@ _BODY = table(
         "compaction": refused(_OWN_HISTORY),
         "container": refused(_NO_SERVER_TOOLS),
         "mcp_servers": list_of(refused(_NO_SERVER_TOOLS)),
-        "thread": refused(_STATELESS),
+        "thread": refused(STATELESS),
     }
 )
 

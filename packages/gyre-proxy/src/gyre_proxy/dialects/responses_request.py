@@ -12,6 +12,7 @@ from copy import copy
 
 from gyre_proxy.conversation import Conversation, Message, Request, ToolCall, as_read
 from gyre_proxy.dialects.checks import (
+    STATELESS,
     BadField,
     any_list,
     either,
@@ -47,7 +48,6 @@ _CALLS = frozenset(("function_call", "custom_tool_call", "tool_search_call"))
 _OUTPUTS = frozenset(("function_call_output", "custom_tool_call_output"))
 _CUSTOM_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _SEARCH_INPUT = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
-_STATELESS = "this proxy is stateless; send the whole conversation with each request"
 _ENCRYPTED = "what is encrypted for another model cannot be read here"
 _NOT_RUN = "this proxy does not know how to offer it; offer a function"
 
@@ -182,7 +182,7 @@ _ITEMS = tagged(
             "call_id",
         ),
         "additional_tools": table({**_ITEM, "role": text, "tools": _TOOLS}, "tools"),
-        "item_reference": refused(f"item_reference: {_STATELESS}"),
+        "item_reference": refused(f"item_reference: {STATELESS}"),
         "compaction": refused(f"compaction: {_ENCRYPTED}"),
         "compaction_summary": refused(f"compaction_summary: {_ENCRYPTED}"),
         "context_compaction": refused(f"context_compaction: {_ENCRYPTED}"),
@@ -236,9 +236,9 @@ _BODY = table(
         "client_metadata": mapping,
         "max_tool_calls": positive,
         # what this proxy does not do
-        "background": refused_unless(False, _STATELESS),
-        "previous_response_id": refused(_STATELESS),
-        "conversation": refused(_STATELESS),
+        "background": refused_unless(False, STATELESS),
+        "previous_response_id": refused(STATELESS),
+        "conversation": refused(STATELESS),
         "prompt": refused("the proxy stores no prompts; send the text"),
     }
 )
