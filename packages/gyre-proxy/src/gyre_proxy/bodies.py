@@ -8,8 +8,20 @@ from collections.abc import Mapping
 
 import orjson
 
+from gyre_proxy.dialects.readings import Begin, Body, Readings
 from gyre_proxy.errors import BadRequest
 from gyre_proxy.nesting import DEPTH
+
+
+def request_body(
+    headers: Mapping[bytes, bytes], body: bytes, readings: Readings | None, begin: Begin
+) -> Body:
+    """The body of a request as an object, without what is known to the execution's `readings` by readers of `begin`."""
+    if readings is not None and headers.get(b"content-encoding", b"identity") == b"identity":
+        known = readings.resume(begin, body)
+        if known is not None:
+            return known
+    return Body(json_object(headers, body), body, readings)
 
 
 def json_object(headers: Mapping[bytes, bytes], body: bytes) -> dict:

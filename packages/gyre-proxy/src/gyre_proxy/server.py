@@ -13,7 +13,7 @@ from types import ModuleType
 import orjson
 
 from gyre_proxy import admin, metrics
-from gyre_proxy.bodies import json_object
+from gyre_proxy.bodies import request_body
 from gyre_proxy.capability import execution_of
 from gyre_proxy.conversation import Request
 from gyre_proxy.dialects import BY_PATH, chat, messages, responses
@@ -87,8 +87,9 @@ class Application:
             )
         settings = self.gateway.settings
         name = execution_of(self.secret, bearer(headers), execution, settings.strict, time.time())
-        body = json_object(headers, await self._body(receive))
-        request = dialect.parse(body, self.gateway.executions.readings(name))
+        raw = await self._body(receive)
+        readings = self.gateway.executions.readings(name)
+        request = dialect.parse(request_body(headers, raw, readings, dialect.Reader))
         if request.images and settings.images == "refuse":
             raise BadRequest(f"{request.images} images: this model reads text only; send none")
         if counting:

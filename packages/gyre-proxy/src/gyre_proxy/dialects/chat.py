@@ -1,11 +1,11 @@
 """Owns the OpenAI Chat Completions protocol: Answer to JSON or chunks; its requests are read by `chat_request`."""
 
 from gyre_proxy.conversation import Answer, Request, ToolCall
-from gyre_proxy.dialects.chat_request import parse
+from gyre_proxy.dialects.chat_request import Reader, parse
 from gyre_proxy.dialects.events import sse
 from gyre_proxy.dialects.openai import error
 
-__all__ = ["TOOL_ID_PREFIX", "Stream", "answer", "error", "parse"]
+__all__ = ["TOOL_ID_PREFIX", "Reader", "Stream", "answer", "error", "parse"]
 
 TOOL_ID_PREFIX = "call_"
 

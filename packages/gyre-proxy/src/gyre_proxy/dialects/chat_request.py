@@ -40,7 +40,7 @@ from gyre_proxy.dialects.openai import (
     asked,
     text_format,
 )
-from gyre_proxy.dialects.readings import Readings, read
+from gyre_proxy.dialects.readings import read
 from gyre_proxy.dialects.tools import arguments, forced_tool, function_tool, json_text
 
 _DEPRECATED = "it is deprecated; use tools and tool_choice"
@@ -164,9 +164,9 @@ _BODY = table(
 )
 
 
-def parse(body: Mapping, readings: Readings | None = None) -> Request:
+def parse(body: Mapping) -> Request:
     """The request of a /v1/chat/completions body. Raises BadField."""
-    reader = read(readings, body, "messages", _BODY, _Reader)
+    reader, _ = read(body, "messages", _BODY, Reader)
     messages = as_read(reader.messages)
     if not messages:
         raise BadField("must hold at least one message", "messages")
@@ -204,7 +204,7 @@ def _tool(function: Mapping) -> dict:
     return function_tool(function["name"], function.get("description"), function.get("parameters"))
 
 
-class _Reader:
+class Reader:
     """Turns checked messages into neutral ones; counts the images it meets."""
 
     def __init__(self, tools: list[Mapping]) -> None:
@@ -212,7 +212,7 @@ class _Reader:
         self.messages: list[Message] = []
         self.images = 0
 
-    def copy(self) -> "_Reader":
+    def copy(self) -> "Reader":
         other = copy(self)
         other.messages = self.messages.copy()
         return other

@@ -4,10 +4,10 @@ import orjson
 
 from gyre_proxy.conversation import Answer, Request
 from gyre_proxy.dialects.events import sse
-from gyre_proxy.dialects.messages_request import parse
+from gyre_proxy.dialects.messages_request import Reader, parse
 from gyre_proxy.errors import ProxyError
 
-__all__ = ["TOOL_ID_PREFIX", "Stream", "answer", "count", "error", "parse"]
+__all__ = ["TOOL_ID_PREFIX", "Reader", "Stream", "answer", "count", "error", "parse"]
 
 TOOL_ID_PREFIX = "toolu_"
 

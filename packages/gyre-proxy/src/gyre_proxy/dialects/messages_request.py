@@ -31,7 +31,7 @@ from gyre_proxy.dialects.checks import (
     whole,
 )
 from gyre_proxy.dialects.content import base64_image, image, image_url, url_image
-from gyre_proxy.dialects.readings import Readings, read
+from gyre_proxy.dialects.readings import read
 from gyre_proxy.dialects.tools import forced_tool, function_tool, json_text
 
 # Claude Code's first system block changes during a run and says nothing to the model.
@@ -280,11 +280,11 @@ _BODY = table(
 )
 
 
-def parse(body: Mapping, readings: Readings | None = None) -> Request:
+def parse(body: Mapping) -> Request:
     """The request of a /v1/messages or /v1/messages/count_tokens body. Raises BadField."""
     begun = _begins_answer(body.get("messages"))
-    reader = read(readings, body, "messages", _BODY, _Reader, left_out=begun)
-    started = _started(body["messages"]) if begun else ""
+    reader, before = read(body, "messages", _BODY, Reader, left_out=begun)
+    started = _started(body["messages"], before) if begun else ""
     system = reader.system(body.get("system") or "")
     messages = as_read([*([Message("system", system)] if system else []), *reader.messages])
     if not reader.messages or not messages:
@@ -332,9 +332,9 @@ def _begins_answer(given: object) -> bool:
     return isinstance(last, dict) and last.get("role") == "assistant"
 
 
-def _started(given: list[Mapping]) -> str:
-    """The text of the answer that the client began."""
-    where = ("messages", len(given) - 1, "content")
+def _started(given: list[Mapping], before: int) -> str:
+    """The text of the answer that the client began with the last message of those given, behind `before` others."""
+    where = ("messages", before + len(given) - 1, "content")
     content = given[-1]["content"]
     if isinstance(content, str):
         begun = content
@@ -354,7 +354,7 @@ def _tool(tool: Mapping) -> dict:
     return spec
 
 
-class _Reader:
+class Reader:
     """Turns checked blocks into text and messages; notes the images and the loaded tools it meets."""
 
     def __init__(self, tools: list[Mapping]) -> None:
@@ -367,7 +367,7 @@ class _Reader:
         self.images = 0
         self.loaded: dict[str, dict] = {}
 
-    def copy(self) -> "_Reader":
+    def copy(self) -> "Reader":
         other = copy(self)
         other.messages, other.loaded = self.messages.copy(), self.loaded.copy()
         return other

@@ -1,9 +1,12 @@
 """Owns what was read of an execution's last requests, so that a growing conversation is read once and not every turn.
 
-Pure; forgetting it costs time only. Invariant: a reader goes on only behind items that equal those it read, under
-equal tools, in the protocol that it reads.
+Pure; forgetting it costs time only. A body that begins with the bytes of a known one, up to the end of an item of its
+list, is taken up there: neither its JSON nor its items are read again. Invariant: what is taken up means what the whole
+body means, in the protocol that read it, under the tools that it was read under.
 """
 
+import re
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -18,6 +21,12 @@ ROWS = 4
 MOVING = 6
 """Items at the end of a request that the next one may hold in another form: cache marks move."""
 
+_REST = secrets.token_hex(8)
+"""Stands for the name of the list in what is left of a body; no client can know it, so none can write it twice."""
+
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{},]')
+"""What the ends of values are found by, in bytes that are known to be JSON."""
+
 
 class Reader(Protocol):
     """Takes checked items one after the other."""
@@ -28,15 +37,38 @@ class Reader(Protocol):
         """A reader that has read the same; adding to one leaves the other as it is."""
 
 
+Begin = Callable[[list], Reader]
+"""Makes a reader for checked tools. Each protocol has its own, and is told apart by it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
-    begin: Callable[[list], Reader]
-    """What made the reader: each protocol has its own."""
-    tools: bytes
+    begin: Begin
+    tools: bytes | None
+    """As JSON, which tells 1 from true."""
     head: bytes
-    """The items as JSON, which tells 1 from true, without the bracket at the end."""
+    """The body up to the end of the last item that was read."""
+    field: str
+    before: Mapping[str, object]
+    """The fields before the list."""
     count: int
+    """Items that were read."""
     reader: Reader
+
+
+class Body(dict):
+    """The fields of a request. Of items that an earlier request held already its list is without the first `known`."""
+
+    def __init__(
+        self, fields: Mapping, raw: bytes = b"", readings: "Readings | None" = None, row: _Row | None = None
+    ) -> None:
+        """`raw`: the whole body, which `readings` may take note of."""
+        super().__init__(fields)
+        self.raw, self.readings, self.row = raw, readings, row
+
+    @property
+    def known(self) -> int:
+        return self.row.count if self.row else 0
 
 
 class Readings:
@@ -45,74 +77,127 @@ class Readings:
     def __init__(self) -> None:
         self._rows: list[_Row] = []
 
-    def resume(self, begin: Callable[[list], Reader], tools: bytes, text: bytes) -> tuple[Reader | None, int]:
-        """A reader of the first n items of a list that is `text` as JSON, and n; (None, 0) when none is known."""
-        like = (
-            row for row in self._rows if row.begin is begin and row.tools == tools and _begins(text, row.head)
-        )
-        row = max(like, key=lambda row: row.count, default=None)
-        return (row.reader.copy(), row.count) if row else (None, 0)
+    def resume(self, begin: Begin, raw: bytes) -> Body | None:
+        """The body without the items that were read before; None when none are known, or it is no JSON."""
+        like = [row for row in self._rows if row.begin is begin and _goes_on(raw, row.head)]
+        for row in sorted(like, key=lambda row: row.count, reverse=True):
+            rest = _rest(raw, len(row.head) + 1)
+            if rest is None:
+                return None
+            items = rest.pop(_REST)
+            if row.field in rest or not rest.keys().isdisjoint(row.before):
+                return None  # it names a field twice, and the last one counts
+            fields = {**row.before, row.field: items, **rest}
+            if _json(fields.get("tools")) == row.tools:
+                return Body(fields, raw, self, row)
+        return None
 
-    def keep(
-        self, begin: Callable[[list], Reader], tools: bytes, head: bytes, count: int, reader: Reader
-    ) -> None:
-        """Note a reading in the place of those that it goes on from."""
-        others = [row for row in self._rows if not _begins(head + b",", row.head)]
-        self._rows = [_Row(begin, tools, head, count, reader.copy()), *others][:ROWS]
+    def keep(self, body: Body, field: str, settled: int, begin: Begin, reader: Reader) -> None:
+        """Note a reading of the first `settled` items of a body's list, in the place of those that it goes on from."""
+        if body.row is not None:
+            tools, before, start = body.row.tools, body.row.before, len(body.row.head) + 1
+        else:
+            tools = _json(body.get("tools"))
+            found = _list(body.raw, field)
+            if found is None:
+                return
+            before, start = found
+        head = body.raw[: _end(body.raw, start, settled)]
+        others = [row for row in self._rows if not _goes_on(head + b",", row.head)]
+        row = _Row(begin, tools, head, field, before, body.known + settled, reader.copy())
+        self._rows = [row, *others][:ROWS]
 
 
-def _begins(text: bytes, head: bytes) -> bool:
-    return text.startswith(head) and text[len(head) : len(head) + 1] in (b",", b"]")
+def _goes_on(raw: bytes, head: bytes) -> bool:
+    return raw.startswith(head) and raw[len(head) : len(head) + 1] == b","
 
 
-def read(
-    readings: Readings | None,
-    body: Mapping,
-    field: str,
-    check: Check,
-    begin: Callable[[list], Reader],
-    left_out: int = 0,
-) -> Reader:
-    """Check a body and read the items of `field`, but for the last `left_out`. Raises BadField.
-
-    `begin(tools)` makes a reader for checked tools.
-    """
-    items, tools = body.get(field), body.get("tools")
-    listed = type(items) is list and type(tools) in (list, type(None))
-    if readings is None or not listed:
-        check(body)
-        return _read(begin(tools or []), items[: len(items) - left_out] if type(items) is list else [])
-    end = len(items) - left_out
+def _json(value: object) -> bytes | None:
+    """None for what nests deeper than JSON can be written."""
     try:
-        offered, text = orjson.dumps(tools), orjson.dumps(items[:end])
-        reader, known = readings.resume(begin, offered, text)
-    except orjson.JSONEncodeError:  # it nests deeper than JSON can be written
-        check(body)
-        raise
-    _check(check, body, field, known)
-    settled = max(known, end - MOVING)
-    _read(reader := reader or begin(tools or []), items[known:settled])
-    if settled > known:
-        after = len(orjson.dumps(items[settled:end])) - 1
-        readings.keep(begin, offered, text[: len(text) - after - (settled < end)], settled, reader)
-    return _read(reader, items[settled:end])
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return None
 
 
-def _read(reader: Reader, items: list) -> Reader:
+def _rest(raw: bytes, start: int) -> dict | None:
+    """What a body holds from an item of its list on, the list under _REST; None when it is no JSON."""
+    try:
+        return orjson.loads(b'{"%b":[%b' % (_REST.encode(), raw[start:]))
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _list(raw: bytes, field: str) -> tuple[dict, int] | None:
+    """(fields before the list `field` of a body, where its first item begins); None when that field comes twice."""
+    name, depth, last = b'"%b"' % field.encode(), 0, b""
+    for token in _TOKEN.finditer(raw):
+        text = token[0]
+        if text == b"[" and depth == 1 and last == name:
+            break
+        if text in (b"[", b"{"):
+            depth += 1
+        elif text in (b"]", b"}"):
+            depth -= 1
+        elif depth == 1 and text != b",":
+            last = text
+    else:
+        return None
+    before = orjson.loads(raw[: token.start()] + b"0}")
+    del before[field]
+    rest = _rest(raw, token.end())
+    once = rest is not None and field not in rest and rest.keys().isdisjoint(before)
+    return (before, token.end()) if once else None
+
+
+def _end(raw: bytes, start: int, count: int) -> int:
+    """Where the first `count` items of a list end that goes on at `start` and has more of them."""
+    depth = 0
+    for token in _TOKEN.finditer(raw, start):
+        text = token[0]
+        if text in (b"[", b"{"):
+            depth += 1
+        elif text in (b"]", b"}"):
+            depth -= 1
+        elif text == b"," and depth == 0:
+            count -= 1
+            if count == 0:
+                return token.start()
+    raise AssertionError("the list has fewer items than were read of it")
+
+
+def read(body: Mapping, field: str, check: Check, begin: Begin, left_out: int = 0) -> tuple[Reader, int]:
+    """Check a body and read the items of `field`, but for the last `left_out`.
+
+    Returns what was read, and how many items come before those that the body still holds. Raises BadField.
+    """
+    body = body if isinstance(body, Body) else Body(body)
+    _check(check, body, field)
+    items = body.get(field)
+    items = items[: len(items) - left_out] if type(items) is list else []
+    reader = body.row.reader.copy() if body.row else begin(body.get("tools") or [])
+    settled = max(0, len(items) - MOVING) if body.readings is not None else 0
+    _read(reader, items[:settled])
+    if settled:
+        body.readings.keep(body, field, settled, begin, reader)
+    _read(reader, items[settled:])
+    return reader, body.known
+
+
+def _read(reader: Reader, items: list) -> None:
     for item in items:
         reader.add(item)
-    return reader
 
 
-def _check(check: Check, body: Mapping, field: str, known: int) -> None:
+def _check(check: Check, body: Body, field: str) -> None:
     """Check what is not known yet; failures name the place in the whole body."""
-    if not known:
-        return check(body)
+    if not body.known:
+        return check(dict(body))
     try:
-        check({**body, field: body[field][known:], "tools": None})
+        check({**body, "tools": None})
     except BadField as error:
         if error.path[:1] == (field,) and len(error.path) > 1:
             index, *inner = error.path[1:]
             error.path = tuple(inner)
-            error.under(field, index + known)
+            error.under(field, index + body.known)
         raise

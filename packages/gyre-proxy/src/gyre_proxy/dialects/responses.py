@@ -7,10 +7,10 @@ import orjson
 from gyre_proxy.conversation import Answer, Request, ToolCall
 from gyre_proxy.dialects.events import sse
 from gyre_proxy.dialects.openai import error
-from gyre_proxy.dialects.responses_request import SEARCH, parse
+from gyre_proxy.dialects.responses_request import SEARCH, Reader, parse
 from gyre_proxy.errors import ProxyError
 
-__all__ = ["TOOL_ID_PREFIX", "Stream", "answer", "error", "failed_stream", "parse"]
+__all__ = ["TOOL_ID_PREFIX", "Reader", "Stream", "answer", "error", "failed_stream", "parse"]
 
 TOOL_ID_PREFIX = "call_"
 

@@ -40,7 +40,7 @@ from gyre_proxy.dialects.openai import (
     asked,
     text_format,
 )
-from gyre_proxy.dialects.readings import Readings, read
+from gyre_proxy.dialects.readings import read
 from gyre_proxy.dialects.tools import arguments, forced_tool, function_tool, json_text
 
 SEARCH = "tool_search"
@@ -247,9 +247,9 @@ _BODY = table(
 # --- what they mean
 
 
-def parse(body: Mapping, readings: Readings | None = None) -> Request:
+def parse(body: Mapping) -> Request:
     """The request of a /v1/responses body. Raises BadField."""
-    reader = read(readings, body, "input", _BODY, _Reader)
+    reader, _ = read(body, "input", _BODY, Reader)
     messages = [] if body.get("instructions") is None else [Message("system", body["instructions"])]
     messages += reader.messages
     messages += reader.turn()
@@ -285,7 +285,7 @@ def _schema(text_format: Mapping) -> dict | None:
     return text_format.get("schema") or {"type": "object"}
 
 
-class _Reader:
+class Reader:
     """Turns checked items into messages, checked tools into functions; notes how answers must name them."""
 
     def __init__(self, tools: Iterable[Mapping]) -> None:
@@ -301,7 +301,7 @@ class _Reader:
         self._calls: list[ToolCall] = []
         self._offer_all(tools, self.top)
 
-    def copy(self) -> "_Reader":
+    def copy(self) -> "Reader":
         other = copy(self)
         for noted, value in vars(self).items():
             if isinstance(value, list | dict):
