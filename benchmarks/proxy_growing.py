@@ -17,7 +17,7 @@ from proxy_load import (
     Connection,
     Meter,
     Target,
-    Words,
+    Texts,
     median,
     milliseconds,
     parser,
@@ -26,7 +26,7 @@ from proxy_load import (
 )
 
 
-async def session(target: Target, execution: str, turns: int, size: int, words: Words) -> dict:
+async def session(target: Target, execution: str, turns: int, size: int, texts: Texts) -> dict:
     """One session; its first quarter begins with an empty history."""
     connection, meter = await Connection.open(target.url), Meter(target.pid)
     messages: list[dict] = [{"role": "user", "content": "Mend the failing test."}]
@@ -40,7 +40,7 @@ async def session(target: Target, execution: str, turns: int, size: int, words: 
         length = len(orjson.dumps(messages))
         messages.append(message)
         missing = size * (turn + 2) // turns - length - len(orjson.dumps(message)) - 100
-        text = words.text(missing)
+        text = texts.text(missing)
         calls = message.get("tool_calls") or []
         messages += [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in calls]
         if not calls:
@@ -52,14 +52,14 @@ async def session(target: Target, execution: str, turns: int, size: int, words: 
 
 async def measure(options: argparse.Namespace) -> None:
     async with stage(options, CALL) as (_, targets, tokenizer):
-        words = Words(tokenizer)
+        texts = Texts(options.text, tokenizer)
         found: dict[str, list[dict]] = {target.name: [] for target in targets}
         for repeat in range(-1, options.repeats):
             for target in targets:
                 turns, size = (
                     (options.turns, options.bytes) if repeat >= 0 else (20, 20_000)
                 )  # the first warms up
-                done = await session(target, f"growing{repeat}", turns, size, words)
+                done = await session(target, f"growing{repeat}", turns, size, texts)
                 if repeat >= 0:
                     found[target.name].append(done)
     report({"turns": options.turns} | {name: _summary(sessions) for name, sessions in found.items()})

@@ -48,6 +48,9 @@ def parser(description: str) -> argparse.ArgumentParser:
     options.add_argument("--engine-port", type=int, default=0, help="port of the scripted engine; 0: any")
     options.add_argument("--flush", default="process", help="as of gyre-proxy")
     options.add_argument(
+        "--text", choices=("code", "words"), default="code", help="what contexts are made of"
+    )
+    options.add_argument(
         "--profile", type=Path, help="profile the processor time of Gyre's proxy into this file"
     )
     peer = options.add_argument_group("another proxy, measured in the same run in front of the same engine")
@@ -404,18 +407,24 @@ def _content(event: dict) -> bool:
     return any(choice["delta"].get("content") for choice in event.get("choices", []))
 
 
-class Words:
-    """Random text of tokens of 4 to 6 letters, so that tokens are as long as usual."""
+class Texts:
+    """What agents read: source code, as most tool results are, or words in random order, which no tokenizer has seen."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        vocabulary = (tokenizer.decode([i]) for i in range(tokenizer.get_vocab_size()))
-        self._known = sorted(
-            w for w in vocabulary if 4 <= len(w) <= 6 and w.isascii() and w.strip().isalpha()
-        )
+    def __init__(self, kind: str, tokenizer: Tokenizer) -> None:
+        if kind == "words":
+            vocabulary = (tokenizer.decode([i]) for i in range(tokenizer.get_vocab_size()))
+            fit = (w for w in vocabulary if 4 <= len(w) <= 6 and w.isascii() and w.strip().isalpha())
+            known = sorted(fit)
+            self._source = "".join(random.choices(known, k=10**6))
+        else:
+            files = sorted(Path(os.__file__).parent.glob("*.py"))
+            self._source = "".join(file.read_text(errors="ignore") for file in files)
 
     def text(self, size: int) -> str:
-        """About `size` characters."""
-        return "".join(random.choices(self._known, k=max(1, size // 5)))
+        """A piece of `size` characters, from anywhere."""
+        size = min(max(1, size), len(self._source))
+        start = random.randrange(len(self._source) - size + 1)
+        return self._source[start : start + size]
 
 
 def report(result: dict) -> None:

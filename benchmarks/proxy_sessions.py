@@ -25,7 +25,7 @@ from proxy_load import (
     Engine,
     Meter,
     Target,
-    Words,
+    Texts,
     median,
     milliseconds,
     parser,
@@ -41,13 +41,13 @@ class Load:
     """All sessions of one measurement of one target."""
 
     def __init__(
-        self, options: argparse.Namespace, target: Target, engine: Engine, words: Words, name: str
+        self, options: argparse.Namespace, target: Target, engine: Engine, texts: Texts, name: str
     ) -> None:
         self._options, self._target, self._engine, self._words, self._name = (
             options,
             target,
             engine,
-            words,
+            texts,
             name,
         )
         self.openings: list[float] = []
@@ -109,11 +109,11 @@ class Load:
 
 async def measure(options: argparse.Namespace) -> None:
     async with stage(options, CALL, direct=True) as (engine, targets, tokenizer):
-        words, found = Words(tokenizer), {target.name: [] for target in targets}
+        texts, found = Texts(options.text, tokenizer), {target.name: [] for target in targets}
         engine.delay_s = options.generation
         for repeat in range(options.repeats):
             for target in targets:
-                load = Load(options, target, engine, words, f"load{repeat}")
+                load = Load(options, target, engine, texts, f"load{repeat}")
                 await load.run()
                 found[target.name].append(_figures(load))
         results = {

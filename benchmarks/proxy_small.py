@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import time
 
-from proxy_load import Connection, Meter, Target, Words, median, milliseconds, parser, report, stage
+from proxy_load import Connection, Meter, Target, Texts, median, milliseconds, parser, report, stage
 
 CONCURRENCY = (1, 32)
 
@@ -37,7 +37,7 @@ async def burst(
 
 async def measure(options: argparse.Namespace) -> None:
     async with stage(options, "All done.") as (_, targets, tokenizer):
-        text = Words(tokenizer).text(options.bytes - 80)
+        text = Texts(options.text, tokenizer).text(options.bytes - 80)
         found: dict[str, dict[int, list]] = {t.name: {c: [] for c in CONCURRENCY} for t in targets}
         for repeat in range(-1, options.repeats):
             for target in targets:

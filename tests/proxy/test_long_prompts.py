@@ -8,7 +8,7 @@ import pytest
 from gyre_proxy.codec import Codec
 from gyre_proxy.conversation import Message
 from gyre_proxy.errors import ContextOverflow
-from gyre_proxy.gateway import LONG_TEXT
+from gyre_proxy.prompts import LONG_TEXT
 from gyre_proxy.server import BODY_FLOOR
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -5,15 +5,19 @@ The other tests of templates use real vocabularies.
 """
 
 import json
+import re
 from dataclasses import replace
 
+import jinja2
 import pytest
 from gyre_proxy.codec import Codec
 from gyre_proxy.conversation import Message, ToolCall
 from gyre_proxy.errors import BadRequest
 from gyre_proxy.parsers import TOOL_PARSERS, parse, tool_types
+from gyre_proxy.template import Sandbox
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from proxy_tokenizer import build_tokenizer
 from real_tokenizers import control_tokens, trl_names, trl_template
 from template_conversations import NAME, TEXT, TOOLS, TYPED_TOOL, WORDS, conversations, typed_arguments
@@ -234,3 +238,23 @@ def test_a_started_call_is_how_the_template_begins_one(codecs, name):
 def test_a_started_call_of_any_name_is_where_calls_are_looked_for(parser, name):
     tools = TOOL_PARSERS[parser]
     assert tools.begin(tools.started(name), 0, True) == 0
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["m.role", "m['role']", "m.missing", "m.missing.more", "m.items", "m.items()|list", "m.get('role')", "m.keys",
+     "m.__class__", "m.__class__.mro()", "m.update", "m.pop('role')", "m.__init__.__globals__", "m.format", "m.role.upper()",
+     "m.role.format", "'{0.__class__}'.format(m)", "m.inner.role", "m.update is defined", "m.missing is defined"],
+)  # fmt: skip
+def test_the_sandbox_shows_and_refuses_what_the_library_s_own_does(expression):
+    def rendered(kind: type) -> str:
+        message = {"role": "user", "update": "shadowed", "inner": {"role": "x"}}
+        try:
+            return kind().from_string("{{ " + expression + " }}").render(m=message)
+        except jinja2.TemplateError as error:
+            return repr(error)
+
+    def without_addresses(text: str) -> str:
+        return re.sub("0x[0-9a-f]+", "", text)
+
+    assert without_addresses(rendered(Sandbox)) == without_addresses(rendered(ImmutableSandboxedEnvironment))

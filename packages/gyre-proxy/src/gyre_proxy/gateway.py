@@ -9,16 +9,14 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from math import inf
 
-import numpy as np
 import orjson
 from gyre_trajtree import Execution, Record, RunLogCorrupt, RunLogIndex, RunLogWriter, TrajtreeError
 
 from gyre_proxy.codec import Codec
-from gyre_proxy.conversation import Answer, Request, texts
+from gyre_proxy.conversation import Answer, Request
 from gyre_proxy.durability import GroupCommit
 from gyre_proxy.engine_client import EngineClient, EngineDown, EngineRefused, Output
 from gyre_proxy.errors import (
@@ -37,6 +35,7 @@ from gyre_proxy.executions import Executions
 from gyre_proxy.flights import Flight, LiveText, Signal
 from gyre_proxy.logs import ids_of, report
 from gyre_proxy.metrics import Metrics
+from gyre_proxy.prompts import Prompts
 from gyre_proxy.records import call_answer, call_node, call_record, restored
 from gyre_proxy.router import Engine, Router
 from gyre_proxy.sessions import Match, Prompt, Session
@@ -44,12 +43,6 @@ from gyre_proxy.settings import Settings
 from gyre_proxy.watch import Watch
 
 _LOG = logging.getLogger("gyre_proxy")
-
-LONG_TEXT = 2**16
-"""Characters from which a prompt is encoded in a thread: the tokenizer needs about a second for a million."""
-
-ENCODERS = 2
-"""Long prompts encoded at a time; each may take hundreds of times its size in memory."""
 
 ABORT_GRACE_S = 5.0
 """Time an engine gets to hand over what it sampled of a cancelled call."""
@@ -104,9 +97,9 @@ class Gateway:
         self._running: set[Flight] = set()
         self._background: set[asyncio.Task] = set()
         self._stopping = False
-        self._encoding = asyncio.Semaphore(ENCODERS)
         self._beside = asyncio.Lock()
         """Held by long work on what is shared, in a thread: recorded executions, codecs of template arguments."""
+        self._prompts = Prompts(codec, self._beside)
 
     @property
     def longest_prompt(self) -> int:
@@ -178,9 +171,10 @@ class Gateway:
 
     async def count_tokens(self, execution: str, request: Request) -> int:
         """Prompt tokens the request would have. Raises ExecutionClosed, ContextOverflow for a text not worth counting."""
-        codec = await self._codec(request)
+        codec = await self._prompts.codec(request)
         session = await self._session(execution)
-        return len(await self._prompt(session.match(request.conversation), request, codec))
+        match = session.match(request.conversation)
+        return len(await self._prompts.encode(match, request, codec, self.longest_prompt))
 
     async def open_flight(
         self, execution: str, request: Request, hints: dict, protocol: str, id_prefix: str
@@ -191,14 +185,14 @@ class Gateway:
         Busy when too much is under way.
         """
         begun = time.time()
-        codec = await self._codec(request)
+        codec = await self._prompts.codec(request)
         session = await self._session(execution)
         match = session.match(request.conversation)
         who = (session.execution, *sorted(hints.items()))
         key = (who, match.digest, _asked(request))
         flight = self._flights.get(key)
         if flight is None:
-            prompt = await self._prompt(match, request, codec)
+            prompt = await self._prompts.encode(match, request, codec, self.longest_prompt)
             session = await self._session(
                 execution
             )  # while a long prompt was encoded anything may have happened
@@ -284,44 +278,6 @@ class Gateway:
             if request.stream or request.stop
             else None,
         )
-
-    async def _codec(self, request: Request) -> Codec:
-        """The codec with the request's own template arguments, whose proof takes a while when they are new."""
-        arguments = request.conversation.template_arguments
-        if not arguments:
-            return self.codec
-        async with self._beside:
-            return await asyncio.to_thread(self.codec.for_arguments, arguments)
-
-    async def _prompt(self, match: Match, request: Request, codec: Codec) -> Prompt:
-        """Tokens of the request and of how its answer must begin."""
-        prompt = await self._question(match, request, codec)
-        for text, written_here in _openings(request, codec):
-            ids = codec.encode_started(text, prompt.new.tolist(), written_here)
-            new = np.concatenate((prompt.new, np.asarray(ids, np.int32)))
-            prompt = Prompt(prompt.parent, new, prompt.started + len(ids))
-        return prompt
-
-    async def _question(self, match: Match, request: Request, codec: Codec) -> Prompt:
-        """Tokens of the request; those of a recorded path are reused as they are."""
-        node, limit = match.node, self.longest_prompt
-        messages = match.messages[match.known :]
-        if node is not None and codec.extends(messages):
-            encode = partial(codec.encode_suffix, messages, int(node.ids[-1]), node.length, limit)
-            return Prompt(node, await self._encoded(encode, texts(messages)))
-        messages, tools = match.messages, request.conversation.tools
-        encode = partial(codec.encode_prompt, messages, tools, limit)
-        whole = await self._encoded(encode, texts(messages, tools))
-        if node is not None and np.array_equal(node.path_tokens(), whole[: node.length]):
-            return Prompt(node, whole[node.length :])
-        return Prompt(None, whole)
-
-    async def _encoded(self, encode: Callable[[], list[int]], shown: Iterable[str]) -> np.ndarray:
-        """Token ids, int32; long prompts are encoded beside the loop, which goes on meanwhile."""
-        if sum(map(len, shown)) < LONG_TEXT:
-            return np.asarray(encode(), np.int32)
-        async with self._encoding:
-            return np.asarray(await asyncio.to_thread(encode), np.int32)
 
     async def _fly(self, flight: Flight, key: tuple, id_prefix: str) -> None:
         """The whole life of a call; sets its answer or its failure."""
@@ -600,21 +556,6 @@ def _asked(request: Request) -> tuple:
     """What a retry has in common with the call that it repeats, beside the conversation."""
     schema = None if request.schema is None else orjson.dumps(request.schema, option=orjson.OPT_SORT_KEYS)
     return request.max_tokens, request.stop, request.started, request.forced, schema
-
-
-def _openings(request: Request, codec: Codec) -> list[tuple[str, bool]]:
-    """(text, whether the proxy wrote it) of what an answer must begin with. Raises BadRequest."""
-    out = [(request.started, False)] if request.started else []
-    if request.forced is not None:
-        tools = codec.answers.tools
-        if tools is None:
-            raise BadRequest(
-                "field 'tool_choice' cannot force a call: this model's calls cannot be read", "tool_choice"
-            )
-        out.append((tools.started(request.forced), True))
-    if request.schema is not None and not out:
-        out.append(("", True))  # thinking that the prompt opened is no JSON: close it
-    return out
 
 
 def _landed(flight: Flight, task: asyncio.Task) -> None:

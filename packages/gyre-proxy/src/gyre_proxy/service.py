@@ -27,6 +27,9 @@ _LOG = logging.getLogger("gyre_proxy")
 PARENT_GRACE_S = 12.0
 """Seconds to record the calls in flight once the parent is gone; then the process ends whatever its loop does."""
 
+SWITCH_S = 0.0005
+"""Longest time that a thread which comes back from encoding waits for the loop to let it on; by default ten times that."""
+
 KEEP_ALIVE_S = 600
 """Harnesses reuse connections after long tool runs; closing early would race with their next request."""
 
@@ -48,6 +51,9 @@ def serve(
             _watch_parent(stop, ended)
         await run(settings, ready or _print_ready, stop)
 
+    # Calls are encoded side by side, each in a thread: another pool of threads below costs each a hand-over.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.setswitchinterval(SWITCH_S)
     ended = threading.Event()
     try:
         uvloop.run(main())
@@ -110,6 +116,7 @@ def _server(application: Application) -> uvicorn.Server:
         interface="asgi3",
         http="httptools",
         ws="none",
+        proxy_headers=False,
         lifespan="off",
         log_level="error",
         access_log=False,

@@ -37,6 +37,18 @@ class _GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+_DICT = frozenset(dir(dict))
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's own, which finds the fields of messages by way of an exception each; here they are looked up."""
+
+    def getattr(self, obj: object, attribute: str) -> object:
+        if type(obj) is dict and attribute not in _DICT:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
@@ -52,7 +64,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, arguments: Mapping[str, object]) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
         environment.filters["tojson"] = _tojson
