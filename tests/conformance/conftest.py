@@ -44,6 +44,7 @@ def sglang(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
         models["1"], tmp_path_factory.mktemp("sglang") / "server.log", "--weight-version", "1"
     )
     try:
+        server.await_ready()
         yield Engine("sglang", server.url, models)
     finally:
         server.stop()

@@ -107,6 +107,7 @@ def test_responses_sdk_holds_a_three_turn_conversation_with_a_tool(scene, stream
     one = ask()
     assert [item.type for item in one.output] == ["reasoning", "message", "function_call"]
     assert one.output_text == "I look." and one.output[2].arguments == '{"cmd": "ls"}'
+    assert one.instructions == "Be brief." and [tool.name for tool in one.tools] == ["shell"]
     assert one.usage.input_tokens == len(engine.requests[0]["input_ids"])
     items += [item.model_dump(exclude={"parsed_arguments"}) for item in one.output]
     items.append({"type": "function_call_output", "call_id": one.output[2].call_id, "output": "a b"})
@@ -115,6 +116,19 @@ def test_responses_sdk_holds_a_three_turn_conversation_with_a_tool(scene, stream
     items += [item.model_dump() for item in two.output] + [{"role": "user", "content": "thanks"}]
     assert ask().output_text == "Bye é☃."
     check_three_turns(proxy, engine)
+
+
+@pytest.mark.parametrize("text", [CALL, "<think>\nnever at an end", "no thinking"])
+def test_openai_s_usage_tells_how_many_tokens_were_thinking(scene, codec, text):
+    proxy, _ = scene([text] * 2)
+    client = openai.OpenAI(base_url=f"{proxy.url}/x/e/v1", api_key="k", max_retries=0)
+    chat = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "go"}])
+    response = client.responses.create(model="m", input="go")
+    details = (chat.usage.completion_tokens_details, response.usage.output_tokens_details)
+    ids = proxy.calls()[0].output_ids.tolist()
+    closed = [number for number in range(len(ids)) if codec.text(ids[: number + 1]).endswith("</think>")]
+    thinking = 0 if text == "no thinking" else closed[0] + 1 if closed else len(ids)
+    assert [d.reasoning_tokens for d in details] == [thinking] * 2
 
 
 def test_async_sdks_share_one_proxy_without_mixing_executions(scene):

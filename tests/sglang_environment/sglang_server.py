@@ -1,6 +1,6 @@
-"""Owns the real SGLang server of a test session: whether it is installed, how it starts on CPU, and that it ends.
+"""Owns real SGLang servers of a test session: whether they are installed, how they start on CPU, and that they end.
 
-The server runs in a process group of its own, which is ended as one; it also ends when the test process does.
+A server runs in a process group of its own, which is ended as one; it also ends when the test process does.
 """
 
 import contextlib
@@ -52,23 +52,13 @@ def missing() -> str | None:
     return None
 
 
-class SglangServer:
-    """Serves the directory `model`, with the server's output in the file `log`. Raises RuntimeError, with the end of
-    that log, if it is not ready within START_S seconds.
-    """
+class Process:
+    """A process in a group of its own, with its output in the file `log`. It ends with the thread that starts it."""
 
-    def __init__(self, model: Path, log: Path, *options: str) -> None:
+    name: str
+
+    def __init__(self, command: list[object], log: Path, environment: dict[str, str]) -> None:
         self.log = log
-        port = _free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        command = [home() / "venv" / "bin" / "python", "-m", "sglang.launch_server", "--model-path", model]
-        command += ["--host", "127.0.0.1", "--port", str(port), *_OPTIONS, *options]
-        environment = os.environ | {
-            "PYTHONPATH": str(HERE / "stubs"),
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-        }
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [str(part) for part in command],
@@ -79,15 +69,14 @@ class SglangServer:
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
-        try:
-            self._await_ready()
-        except BaseException:
-            self.stop()
-            raise
 
-    def _await_ready(self) -> None:
+    def ready(self) -> bool:
+        raise NotImplementedError
+
+    def await_ready(self) -> None:
+        """Raises RuntimeError, with the end of the log, if it is not ready within START_S seconds."""
         deadline = time.monotonic() + START_S
-        while not self._ready():
+        while not self.ready():
             try:
                 code = self.process.wait(0.2)
             except subprocess.TimeoutExpired:
@@ -96,13 +85,7 @@ class SglangServer:
                 reason = f"was not ready within {START_S} s"
             else:
                 reason = f"ended with code {code} before it was ready"
-            raise RuntimeError(f"the SGLang server {reason}; its log ends:\n{self.log_tail()}")
-
-    def _ready(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
-        except httpx.TransportError:
-            return False
+            raise RuntimeError(f"{self.name} {reason}; its log ends:\n{self.log_tail()}")
 
     def log_tail(self) -> str:
         return self.log.read_bytes()[-LOG_TAIL:].decode("utf-8", "replace")
@@ -114,11 +97,37 @@ class SglangServer:
         self.process.wait(STOP_S)
 
 
+class SglangServer(Process):
+    """Serves the directory `model`."""
+
+    name = "the SGLang server"
+    program: tuple[object, ...] = ("-m", "sglang.launch_server")
+
+    def __init__(self, model: Path, log: Path, *options: str, **environment: str) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        command = [home() / "venv" / "bin" / "python", *self.program, "--model-path", model]
+        command += ["--host", "127.0.0.1", "--port", port, *_OPTIONS, *options]
+        environment |= {
+            "PYTHONPATH": str(HERE / "stubs"),
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        super().__init__(command, log, os.environ | environment)
+
+    def ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
 def _end_with_parent() -> None:
     """In the new process: be killed when the thread that started it ends; the server's own children follow it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return taken.getsockname()[1]

@@ -98,6 +98,7 @@ class Codec:
         self.turn_end = ends[0] if ends else None
         self.stop_ids = tuple(dict.fromkeys((*self._files_stop_ids, *ends)))
         reasoning, parser = reasoning_of(template), self._parser
+        self._thinking_end = reasoning and self._tokenizer.token_to_id(reasoning.closing)
         opened = template.render((Message("user", "q"),)).rstrip()
         self.opens_reasoning = reasoning is not None and opened.endswith(reasoning.opening.rstrip())
         tools = tools_of(template) if parser == "auto" else TOOL_PARSERS[parser]
@@ -182,6 +183,12 @@ class Codec:
         answers = self.answers_after(prompt)
         closing = closing_of(self.template, answers.reasoning) if answers.in_reasoning else ""
         return self._encode(mark + closing + guarded, mark)
+
+    def thinking_tokens(self, ids: Sequence[int]) -> int:
+        """How many ids of an answer that thinks are thinking, its end included; 0 where no token of its own ends it."""
+        if self._thinking_end is None:
+            return 0
+        return ids.index(self._thinking_end) + 1 if self._thinking_end in ids else len(ids)
 
     def types_of(self, tools: Sequence[dict]) -> Types | None:
         """What `parsers.parse` wants to know of the tools on offer."""

@@ -76,6 +76,8 @@ class Request:
     asked: Mapping[str, object] = field(default_factory=dict)
     """What the client says of sampling and thinking. The proxy owns both: it is recorded, not obeyed."""
     include_usage: bool = False
+    echoed: Mapping[str, object] = field(default_factory=dict)
+    """What the Responses protocol repeats of a request in its answer."""
     tool_kinds: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Tool name -> how the Responses dialect must name it in answers (namespace, custom, search)."""
     images: int = 0
@@ -105,6 +107,8 @@ class Answer:
     """The client's stop string that ended the answer; it is in the tokens, not in the text."""
     reused_tokens: int = 0
     """How many of the prompt tokens are those of a recorded path."""
+    reasoning_tokens: int = 0
+    """How many of the completion tokens are thinking; 0 also where the tokens do not tell."""
     malformed: int = 0
     """Tool calls in the text that could not be read."""
     begun: int = 0

@@ -63,6 +63,7 @@ def call_answer(flight: Flight, id_prefix: str) -> Answer:
         completion_tokens=len(flight.ids),
         stop_string=stop_string,
         reused_tokens=prompt.parent.length if prompt.parent else 0,
+        reasoning_tokens=flight.codec.thinking_tokens(flight.ids) if parsed.reasoning else 0,
         malformed=parsed.malformed,
         begun=len(request.started) if parsed.text.startswith(request.started) else 0,
     )

@@ -16,6 +16,7 @@ def _usage(done: Answer) -> dict:
         "completion_tokens": done.completion_tokens,
         "total_tokens": done.prompt_tokens + done.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": done.reused_tokens},
+        "completion_tokens_details": {"reasoning_tokens": done.reasoning_tokens},
     }
 
 

@@ -70,7 +70,7 @@ def _response(
             "input_tokens": done.prompt_tokens,
             "input_tokens_details": {"cached_tokens": done.reused_tokens},
             "output_tokens": done.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": done.reasoning_tokens},
             "total_tokens": done.prompt_tokens + done.completion_tokens,
         }
     return {
@@ -96,6 +96,7 @@ def _response(
         "top_p": None,
         "truncation": "disabled",
         "usage": usage,
+        **request.echoed,
     }
 
 

@@ -244,6 +244,8 @@ _BODY = table(
 )
 
 
+_ECHOED = ("instructions", "metadata", "prompt_cache_key", "text", "tool_choice", "tools")
+
 # --- what they mean
 
 
@@ -272,6 +274,7 @@ def parse(body: Mapping) -> Request:
         stream=body.get("stream") or False,
         max_tokens=whole(body.get("max_output_tokens")),
         asked=asked(body, "reasoning"),
+        echoed={name: body[name] for name in _ECHOED if body.get(name) is not None},
         tool_kinds=reader.kinds,
         images=reader.images,
         forced=forced_tool(wish, tools + loaded, "tool_choice"),
