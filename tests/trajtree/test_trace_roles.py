@@ -93,7 +93,7 @@ def test_roles_do_not_need_headers_or_the_task(name):
 
 
 @pytest.mark.parametrize("claim", ["title", "main", "subagent"])
-@pytest.mark.parametrize("name", RECORDED.keys() - SILENT)
+@pytest.mark.parametrize("name", sorted(RECORDED.keys() - SILENT))
 def test_no_claim_of_whose_context_it_is_wins_over_structure(name, claim):
     calls = played(name)
     found = roles(claiming(calls, claim))
