@@ -13,6 +13,7 @@ import orjson
 import pytest
 from gyre_proxy.errors import SettingsError
 from gyre_proxy.gateway import Gateway
+from gyre_proxy.heads import HEAD_LIMIT
 from gyre_proxy.logs import JsonFormatter
 from gyre_proxy.server import Application
 from gyre_proxy.settings import Settings
@@ -238,8 +239,7 @@ def test_more_executions_than_allowed_are_refused_until_one_is_closed(scene):
 
 def test_a_body_that_does_not_arrive_gets_408(scene):
     proxy, _ = scene([TEXT], body_timeout_s=0.2)
-    host, port = proxy.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), DEADLINE_S) as slow:
+    with connected(proxy) as slow:
         slow.sendall(b"POST /x/e/v1/messages HTTP/1.1\r\nhost: p\r\ncontent-length: 100\r\n\r\n{")
         with slow.makefile() as answer:
             head = [line.strip() for line in iter(answer.readline, "\n")]
@@ -247,6 +247,43 @@ def test_a_body_that_does_not_arrive_gets_408(scene):
             text = answer.read(size)
     assert head[0].startswith("HTTP/1.1 408") and "did not arrive within 0.2 s" in text
     assert not proxy.calls()
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nhost: p\r\n\r\n"])
+@pytest.mark.parametrize(
+    "head", [b"POST /x/e/v1/mess", b"POST /x/e/v1/messages HTTP/1.1\r\nhost: p\r\nx-a: "]
+)
+def test_a_head_that_does_not_arrive_ends_its_connection(scene, head, before):
+    proxy, _ = scene([TEXT], body_timeout_s=0.2)
+    with connected(proxy) as slow:
+        slow.sendall(before + head)
+        answers = b"".join(iter(lambda: slow.recv(4096), b""))
+    assert answers.count(b"HTTP/1.1 200") == bool(before) and answers.count(b"HTTP/1.1 408") == 1
+
+
+def test_a_head_without_end_ends_its_connection(scene):
+    proxy, _ = scene([TEXT])
+    with connected(proxy) as greedy:
+        greedy.sendall(b"POST /x/e/v1/messages HTTP/1.1\r\nhost: p\r\nx-a: " + b"a" * (HEAD_LIMIT + 1))
+        assert greedy.recv(4096).startswith(b"HTTP/1.1 431")
+    assert proxy.post("chat/completions", chat({"role": "user", "content": "go"})).status_code == 200
+
+
+def test_a_connection_that_rests_between_requests_stays(scene):
+    """Its next request may come long after the time that a head may take."""
+    proxy, _ = scene([TEXT], body_timeout_s=0.05)
+    with connected(proxy) as resting:
+        for _ in range(3):
+            with connected(proxy) as slow:
+                slow.sendall(b"GET /he")
+                assert slow.recv(4096).startswith(b"HTTP/1.1 408")
+            resting.sendall(b"GET /health HTTP/1.1\r\nhost: p\r\n\r\n")
+            assert resting.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def connected(proxy) -> socket.socket:
+    host, port = proxy.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), DEADLINE_S)
 
 
 def test_calls_under_way_may_end_when_the_proxy_stops(stage, codec, tokenizer_dir, tmp_path):

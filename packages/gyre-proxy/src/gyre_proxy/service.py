@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import orjson
 import uvicorn
@@ -19,6 +20,7 @@ from gyre_trajtree import RunLogCorrupt, RunLogIndex, RunLogWriter, TrajtreeErro
 from gyre_proxy.codec import Codec
 from gyre_proxy.errors import SettingsError
 from gyre_proxy.gateway import Gateway
+from gyre_proxy.heads import Heads
 from gyre_proxy.server import Application
 from gyre_proxy.settings import Settings
 
@@ -83,7 +85,7 @@ async def run(settings: Settings, ready: Callable[[dict], None], stop: asyncio.E
     listener = _listen(settings.host, settings.port)
     url = f"http://{_reachable(settings.host)}:{listener.getsockname()[1]}"
     secret = settings.admin_token.encode() if settings.admin_token else secrets.token_bytes(32)
-    server = _server(Application(gateway, secret, url))
+    server = _server(Application(gateway, secret, url), settings.body_timeout_s)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not running.done():
         await asyncio.sleep(0.002)
@@ -110,11 +112,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(application: Application) -> uvicorn.Server:
+def _server(application: Application, head_timeout_s: float) -> uvicorn.Server:
     config = uvicorn.Config(
         application,
         interface="asgi3",
-        http="httptools",
+        http=partial(Heads, head_timeout_s=head_timeout_s),
         ws="none",
         proxy_headers=False,
         lifespan="off",

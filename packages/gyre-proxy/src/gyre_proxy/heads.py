@@ -1,0 +1,62 @@
+"""Owns what the head of a request may cost: time and size, before anybody knows who sends it.
+
+Invariant: a connection that sends no whole head is closed at a deadline; one between two heads is uvicorn's affair.
+"""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_LIMIT = 2**17
+"""Bytes of a head; capabilities and harnesses' hints take some kilobytes."""
+
+
+class Heads(HttpToolsProtocol):
+    """uvicorn's protocol with a deadline for the head of each request."""
+
+    def __init__(self, *, head_timeout_s: float, **given: object) -> None:
+        super().__init__(**given)
+        self._head_timeout_s = head_timeout_s
+        self._head_size: int | None = None
+        """Bytes of the head that is arriving, None between heads."""
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(self.timeout_keep_alive, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._rest()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head_size is not None:
+            self._head_size += len(data)
+            if self._head_size > HEAD_LIMIT:
+                self._refuse(b"431 Request Header Fields Too Large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._rest()
+        self._head_size = 0
+        self._deadline = self.loop.call_later(self._head_timeout_s, self._refuse, b"408 Request Timeout")
+
+    def on_headers_complete(self) -> None:
+        self._rest()
+        super().on_headers_complete()
+
+    def _rest(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self._head_size = None
+
+    def _refuse(self, status: bytes) -> None:
+        """End a connection in HTTP's words; no dialect is known yet. One that still answers an earlier request is cut."""
+        self._rest()
+        if not self.transport.is_closing():
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.write(
+                    b"HTTP/1.1 %b\r\nconnection: close\r\ncontent-length: 0\r\n\r\n" % status
+                )
+            self.transport.close()
