@@ -18,8 +18,8 @@ from gyre_proxy.dialects.checks import BadField, Check
 ROWS = 4
 """Readings that are kept: agents of one execution speak in turns."""
 
-MOVING = 6
-"""Items at the end of a request that the next one may hold in another form: cache marks move."""
+MOVING = 1
+"""Items at the end of a request that the next one may hold in another form: cache marks move on. At least one."""
 
 _REST = secrets.token_hex(8)
 """Stands for the name of the list in what is left of a body; no client can know it, so none can write it twice."""
