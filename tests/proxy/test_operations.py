@@ -1,6 +1,7 @@
 """What operators see and set: metrics, health, the proxy's own log, limits, frozen engines, what survives."""
 
 import asyncio
+import http.client
 import io
 import json
 import logging
@@ -273,13 +274,16 @@ def test_a_head_without_end_ends_its_connection(scene):
 def test_a_connection_that_rests_between_requests_stays(scene):
     """Its next request may come long after the time that a head may take."""
     proxy, _ = scene([TEXT], body_timeout_s=0.05)
-    with connected(proxy) as resting:
-        for _ in range(3):
-            with connected(proxy) as slow:
-                slow.sendall(b"GET /he")
-                assert slow.recv(4096).startswith(b"HTTP/1.1 408")
-            resting.sendall(b"GET /health HTTP/1.1\r\nhost: p\r\n\r\n")
-            assert resting.recv(4096).startswith(b"HTTP/1.1 200")
+    resting = http.client.HTTPConnection(proxy.url.removeprefix("http://"), timeout=DEADLINE_S)
+    resting.connect()
+    first = resting.sock
+    for _ in range(3):
+        with connected(proxy) as slow:
+            slow.sendall(b"GET /he")
+            assert slow.recv(4096).startswith(b"HTTP/1.1 408")
+        resting.request("GET", "/health")
+        assert resting.getresponse().read() and resting.sock is first
+    resting.close()
 
 
 def connected(proxy) -> socket.socket:

@@ -31,16 +31,18 @@ class Heads(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._head_size is not None:
-            self._head_size += len(data)
-            if self._head_size > HEAD_LIMIT:
-                self._refuse(b"431 Request Header Fields Too Large")
+        if self._head_size is None:  # most heads come whole
+            return
+        self._head_size += len(data)
+        if self._head_size > HEAD_LIMIT:
+            self._refuse(b"431 Request Header Fields Too Large")
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self._head_timeout_s, self._refuse, b"408 Request Timeout")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._rest()
         self._head_size = 0
-        self._deadline = self.loop.call_later(self._head_timeout_s, self._refuse, b"408 Request Timeout")
 
     def on_headers_complete(self) -> None:
         self._rest()
@@ -49,7 +51,8 @@ class Heads(HttpToolsProtocol):
     def _rest(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = self._head_size = None
+            self._deadline = None
+        self._head_size = None
 
     def _refuse(self, status: bytes) -> None:
         """End a connection in HTTP's words; no dialect is known yet. One that still answers an earlier request is cut."""

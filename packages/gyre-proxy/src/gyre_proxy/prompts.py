@@ -69,11 +69,15 @@ class Prompts:
 
     async def _encoded(self, encode: Callable[[], list[int]], shown: Iterable[str]) -> np.ndarray:
         """Token ids, int32."""
+
+        def ids() -> np.ndarray:
+            return np.asarray(encode(), np.int32)
+
         size = sum(map(len, shown))
         if size < SHORT_TEXT:
-            return np.asarray(encode(), np.int32)
+            return ids()
         async with self._long if size >= LONG_TEXT else nullcontext():
-            return np.asarray(await asyncio.to_thread(encode), np.int32)
+            return await asyncio.to_thread(ids)
 
 
 def _openings(request: Request, codec: Codec) -> list[tuple[str, bool]]:

@@ -6,7 +6,6 @@ without being shown. Beyond the protocol it reads `reasoning_content` (also `rea
 """
 
 from collections.abc import Mapping
-from copy import copy
 
 from gyre_proxy.conversation import Conversation, Message, Request, ToolCall, as_read
 from gyre_proxy.dialects.checks import (
@@ -211,11 +210,6 @@ class Reader:
         self.tools = tuple(_tool(tool["function"]) for tool in tools)
         self.messages: list[Message] = []
         self.images = 0
-
-    def copy(self) -> "Reader":
-        other = copy(self)
-        other.messages = self.messages.copy()
-        return other
 
     def add(self, item: Mapping) -> None:
         self.messages.append(self._message(item))

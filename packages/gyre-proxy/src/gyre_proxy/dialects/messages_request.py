@@ -6,7 +6,6 @@ as the template shows thinking; their signature is not looked at.
 """
 
 from collections.abc import Mapping
-from copy import copy
 
 from gyre_proxy.conversation import Conversation, Message, Request, ToolCall, as_read
 from gyre_proxy.dialects.checks import (
@@ -366,11 +365,6 @@ class Reader:
         self.messages: list[Message] = []
         self.images = 0
         self.loaded: dict[str, dict] = {}
-
-    def copy(self) -> "Reader":
-        other = copy(self)
-        other.messages, other.loaded = self.messages.copy(), self.loaded.copy()
-        return other
 
     def add(self, item: Mapping) -> None:
         read = self._messages(item)

@@ -9,7 +9,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol
 
 import orjson
 
@@ -29,12 +29,9 @@ _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{},]')
 
 
 class Reader(Protocol):
-    """Takes checked items one after the other."""
+    """Takes checked items one after the other, and notes what they mean in lists and dicts, whose values it leaves alone."""
 
     def add(self, item: Mapping) -> None: ...
-
-    def copy(self) -> Self:
-        """A reader that has read the same; adding to one leaves the other as it is."""
 
 
 Begin = Callable[[list], Reader]
@@ -104,7 +101,7 @@ class Readings:
             before, start = found
         head = body.raw[: _end(body.raw, start, settled)]
         others = [row for row in self._rows if not _goes_on(head + b",", row.head)]
-        row = _Row(begin, tools, head, field, before, body.known + settled, reader.copy())
+        row = _Row(begin, tools, head, field, before, body.known + settled, _copied(reader))
         self._rows = [row, *others][:ROWS]
 
 
@@ -175,13 +172,20 @@ def read(body: Mapping, field: str, check: Check, begin: Begin, left_out: int = 
     _check(check, body, field)
     items = body.get(field)
     items = items[: len(items) - left_out] if type(items) is list else []
-    reader = body.row.reader.copy() if body.row else begin(body.get("tools") or [])
+    reader = _copied(body.row.reader) if body.row else begin(body.get("tools") or [])
     settled = max(0, len(items) - MOVING) if body.readings is not None else 0
     _read(reader, items[:settled])
     if settled:
         body.readings.keep(body, field, settled, begin, reader)
     _read(reader, items[settled:])
     return reader, body.known
+
+
+def _copied(reader: Reader) -> Reader:
+    """A reader that has read the same; adding to one leaves the other as it is."""
+    other = object.__new__(type(reader))
+    vars(other).update((n, v.copy() if type(v) in (list, dict) else v) for n, v in vars(reader).items())
+    return other
 
 
 def _read(reader: Reader, items: list) -> None:

@@ -8,7 +8,6 @@ they stand, so that the prompt before them stays as it was.
 """
 
 from collections.abc import Iterable, Mapping
-from copy import copy
 
 from gyre_proxy.conversation import Conversation, Message, Request, ToolCall, as_read
 from gyre_proxy.dialects.checks import (
@@ -303,13 +302,6 @@ class Reader:
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
         self._offer_all(tools, self.top)
-
-    def copy(self) -> "Reader":
-        other = copy(self)
-        for noted, value in vars(self).items():
-            if isinstance(value, list | dict):
-                setattr(other, noted, value.copy())
-        return other
 
     def offers(self) -> tuple[tuple[dict, ...], tuple[dict, ...]]:
         """The tools of the list at the top, and those offered later."""
