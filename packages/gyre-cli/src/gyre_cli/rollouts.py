@@ -8,7 +8,6 @@ on how the execution ended.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import shutil
 import time
@@ -122,8 +121,9 @@ class Rollouts:
             raise
         finally:
             try:
-                with contextlib.suppress(RunFailed):  # a silent proxy fails the run by itself
-                    await self._proxy.close_execution(execution)
+                await self._proxy.close_execution(execution)
+            except RunFailed as error:  # a proxy that is silent serves nobody, whether or not anybody else asks
+                self._fail(error)
             finally:
                 self._closed(execution, end)
         report.terminated(end.termination)

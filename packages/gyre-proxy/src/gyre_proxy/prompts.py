@@ -16,7 +16,7 @@ from gyre_proxy.conversation import Request, texts
 from gyre_proxy.errors import BadRequest
 from gyre_proxy.sessions import Match, Prompt
 
-SHORT_TEXT = 2**10
+SHORT_TEXT = 2**12
 """Characters below which encoding costs less than handing it to a thread."""
 
 LONG_TEXT, ENCODERS = 2**16, 2
