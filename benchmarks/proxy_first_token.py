@@ -8,8 +8,8 @@ one JSON object.
 """
 
 import argparse
-import asyncio
 
+import uvloop
 from proxy_load import Connection, Target, first_content, median, parser, report, stage
 
 ANSWER = "Streams start with the first token and show text as it is sampled, word for word. " * 3
@@ -51,7 +51,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--calls", type=int, default=20)
     options.add_argument("--delay", type=float, default=0.5, help="seconds the engine takes for an answer")
-    asyncio.run(measure(options.parse_args()))
+    uvloop.run(measure(options.parse_args()))
 
 
 if __name__ == "__main__":

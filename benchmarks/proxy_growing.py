@@ -8,9 +8,9 @@ makes the next request longer. `cpu_ms` is processor time of the proxy's process
 """
 
 import argparse
-import asyncio
 
 import orjson
+import uvloop
 from proxy_load import (
     CALL,
     TOOL,
@@ -81,7 +81,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--turns", type=int, default=200)
     options.add_argument("--bytes", type=int, default=336_000, help="of the last request")
-    asyncio.run(measure(options.parse_args()))
+    uvloop.run(measure(options.parse_args()))
 
 
 if __name__ == "__main__":

@@ -404,7 +404,8 @@ def first_content(answer: Answer) -> float:
 
 
 def _content(event: dict) -> bool:
-    return any(choice["delta"].get("content") for choice in event.get("choices", []))
+    deltas = [choice["delta"] for choice in event.get("choices", [])]
+    return any(delta.get("content") or delta.get("reasoning_content") for delta in deltas)
 
 
 class Texts:

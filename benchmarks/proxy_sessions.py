@@ -17,6 +17,7 @@ import time
 from collections import Counter
 
 import orjson
+import uvloop
 from gyre_trajtree import Call, read_run_log
 from proxy_load import (
     CALL,
@@ -172,7 +173,7 @@ def main() -> None:
     )
     options.add_argument("--opening", type=float, default=40.0, help="seconds over which sessions begin")
     options.set_defaults(repeats=1)
-    asyncio.run(measure(options.parse_args()))
+    uvloop.run(measure(options.parse_args()))
 
 
 if __name__ == "__main__":

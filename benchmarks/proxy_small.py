@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import time
 
+import uvloop
 from proxy_load import Connection, Meter, Target, Texts, median, milliseconds, parser, report, stage
 
 CONCURRENCY = (1, 32)
@@ -66,7 +67,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--calls", type=int, default=1000)
     options.add_argument("--bytes", type=int, default=800, help="of a request")
-    asyncio.run(measure(options.parse_args()))
+    uvloop.run(measure(options.parse_args()))
 
 
 if __name__ == "__main__":
