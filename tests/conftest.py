@@ -14,6 +14,7 @@ settings.register_profile("explore", deadline=None)
 settings.register_profile("repeat", deadline=None, derandomize=True)
 settings.load_profile("repeat" if os.environ.get("CI") else "explore")
 
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Tests wait more than they compute; each process takes a gigabyte or two."""
     return min(len(os.sched_getaffinity(0)) + 1, 8)

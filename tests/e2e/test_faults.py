@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -122,5 +124,18 @@ def test_a_proxy_that_stops_answering_ends_the_run_with_one_line(start):
     os.kill(proxy, signal.SIGSTOP)
     code, _, err = run.finish()
     assert code == 1
-    assert err.splitlines()[-1].startswith("gyre: the proxy did not answer") and "Traceback" not in err
+    # it may have been stopped in the middle of a line
+    assert re.match("gyre: (the proxy did not answer|.* held the run log for)", err.splitlines()[-1])
+    assert "Traceback" not in err
+    assert run.processes("gyre_proxy", "gyre_trainer", "harness") == []
+
+
+def test_a_log_that_another_process_keeps_locked_ends_the_run_with_one_line(start):
+    run = start()
+    run.wait_for("closed executions", lambda: closed(run) >= 4)
+    with run.log.open("rb") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        code, _, err = run.finish()
+    assert code == 1
+    assert "held the run log for" in err.splitlines()[-1] and "Traceback" not in err
     assert run.processes("gyre_proxy", "gyre_trainer", "harness") == []

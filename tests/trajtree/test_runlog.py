@@ -288,6 +288,19 @@ def test_an_append_waits_for_whoever_holds_the_lock(tmp_path):
     assert names(path) == ["a"]
 
 
+def test_a_holder_of_the_lock_that_is_stopped_is_no_reason_to_wait_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(runlog, "LOCK_S", 0.05)
+    path = tmp_path / "run.jsonl"
+    with RunLogWriter(path) as log, open(path, "rb") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        for _ in range(2):
+            with pytest.raises(RunLogError, match="another process held the run log for 0.05 s"):
+                log.append(Event("lost", 1.0))
+        fcntl.flock(holder, fcntl.LOCK_UN)
+        log.append(Event("a", 1.0))
+    assert names(path) == ["a"]
+
+
 def test_a_tail_returns_each_record_once_and_waits_for_half_written_lines(tmp_path):
     path = tmp_path / "run.jsonl"
     tail = RunLogTail(path)

@@ -122,7 +122,9 @@ class Rollouts:
         finally:
             try:
                 await self._proxy.close_execution(execution)
-            except RunFailed as error:  # a proxy that is silent serves nobody, whether or not anybody else asks
+            except (
+                RunFailed
+            ) as error:  # a proxy that is silent serves nobody, whether or not anybody else asks
                 self._fail(error)
             finally:
                 self._closed(execution, end)

@@ -25,6 +25,8 @@ from gyre_trajtree.records import FORMAT, FORMAT_VERSION, Header, Record, from_l
 MAX_LINE = 1 << 28
 """Bytes of the longest line: 8 M plain tokens with log-probs. What is longer is no record, and is never held in memory."""
 FLUSHES = ("process", "disk")
+LOCK_S = 20.0
+"""Longest wait for another process to finish its line: it needs microseconds, but it may have been stopped amid them."""
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _BLOCK = 1 << 16
@@ -54,6 +56,8 @@ class RunLogWriter:
         """Size up to which the log is known to hold whole lines, or frames; no writer makes it shorter."""
         self._folder_synced = False
         self._thread_lock = threading.Lock()
+        self._patience_s = LOCK_S
+        """For whoever holds the lock; next to none once it ran out, so that nobody waits again and again."""
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -67,7 +71,8 @@ class RunLogWriter:
     def append(self, record: Record) -> None:
         """Write one record. On return it survives the death of this process.
 
-        Raises RecordError for a record without JSON form, RunLogFull on a full disk.
+        Raises RecordError for a record without JSON form, RunLogFull on a full disk, RunLogError when the disk refuses or
+        another process holds the log for LOCK_S.
         """
         line = to_line(record, self._packed)
         if len(line) > MAX_LINE:
@@ -134,11 +139,29 @@ class RunLogWriter:
         with self._thread_lock:
             if self._fd < 0:
                 raise RunLogError(f"{self.path}: the run log is closed")
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            self._lock()
             try:
                 yield
             finally:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _lock(self) -> None:
+        deadline, pause = time.monotonic() + self._patience_s, 0.0001
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    self._patience_s = LOCK_S / 200
+                    raise RunLogError(
+                        f"{self.path}: another process held the run log for {LOCK_S:g} s, and nothing can be recorded; "
+                        "is one that writes to it stopped?"
+                    ) from None
+                time.sleep(pause)
+                pause = min(2 * pause, 0.01)
+            else:
+                self._patience_s = LOCK_S
+                return
 
     def _repaired_size(self) -> int:
         """Size of the log after repairing a torn tail; under the lock nobody is in the middle of a line."""
