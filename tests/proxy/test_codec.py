@@ -339,7 +339,7 @@ def test_plain_control_strings_get_no_space_of_their_own(fallback):
 
 def test_a_started_answer_gets_no_space_of_its_own(fallback):
     prompt = fallback.encode_prompt((user("q"),))
-    ids = prompt + fallback.encode_started("the fox", prompt)
+    ids = prompt + fallback.encode_prefill("the fox", prompt)
     assert fallback.text(ids).endswith("<|im_start|>assistant\nthe fox")
 
 

@@ -504,10 +504,10 @@ def test_messages_between_agents_say_who_speaks():
 def test_a_begun_answer_is_no_message():
     begun = {"role": "assistant", "content": [{"type": "text", "text": "{"}]}
     request = messages.parse({**MESSAGES, "messages": [*MESSAGES["messages"], begun]})
-    assert request.started == "{"
+    assert request.prefill == "{"
     assert request.conversation == messages.parse(MESSAGES).conversation
     empty = {"role": "assistant", "content": ""}
-    assert messages.parse({"messages": [user("x"), empty]}).started == ""
+    assert messages.parse({"messages": [user("x"), empty]}).prefill == ""
     use = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
     assert refusal(messages, {"messages": [user("x"), use]})[1] == "messages[1].content"
 

@@ -52,6 +52,15 @@ def test_a_turn_that_cannot_follow_is_refused_without_being_encoded(scene, count
     assert answer.json()["error"]["code"] == "context_length_exceeded" and counted == []
 
 
+def test_the_beginning_of_an_answer_that_cannot_fit_is_refused_without_being_encoded(scene, counted):
+    proxy, engine = scene(["no"], context_length=100)
+    begun = {"messages": [*SHORT["messages"], {"role": "assistant", "content": "word " * 10**5 + "end"}]}
+    for path in ("messages", "messages/count_tokens"):
+        answer = proxy.post(path, begun)
+        assert answer.status_code == 400 and "prompt is too long: " in answer.json()["error"]["message"]
+    assert max(counted) < 1000 and engine.requests == []
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=60), st.integers(1, 30))
 def test_what_fits_is_never_refused_by_its_length(codec, text, times):

@@ -13,6 +13,7 @@ import time
 import httpx
 import orjson
 import pytest
+from gyre_proxy import service
 from gyre_proxy.errors import SettingsError
 from gyre_proxy.gateway import Gateway
 from gyre_proxy.heads import HEAD_LIMIT
@@ -284,6 +285,20 @@ def test_a_connection_that_rests_between_requests_stays(scene):
         resting.request("GET", "/health")
         assert resting.getresponse().read() and resting.sock is first
     resting.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /health HTTP/1.1\r\nhost: p\r\n\r\n", b"\r\n" * 3])
+def test_a_connection_that_sends_nothing_more_is_closed(scene, monkeypatch, sent):
+    monkeypatch.setattr(service, "KEEP_ALIVE_S", 0.2)
+    proxy, _ = scene([TEXT])
+    with connected(proxy) as silent:
+        if sent:
+            silent.sendall(sent)
+        answer = silent.recv(4096)
+        if answer:  # then blank lines, which are no request
+            silent.sendall(b"\r\n")
+            answer += b"".join(iter(lambda: silent.recv(4096), b""))
+    assert answer.count(b"HTTP/1.1") == sent.count(b"GET")
 
 
 def connected(proxy) -> socket.socket:
@@ -875,3 +890,21 @@ def test_a_mute_engine_gets_no_calls_until_it_answers(
     mute.frozen = False
     proxy.admin("PUT", "engines", {"engines": [{"url": mute.url, "version": 1}]})
     assert said(proxy.post("chat/completions", chat(), "d"))["content"] == TEXT
+
+
+def test_a_call_that_breaks_is_answered_and_logged_with_its_trace(scene, monkeypatch, caplog):
+    proxy, _ = scene([TEXT])
+    monkeypatch.setattr("gyre_proxy.gateway.call_answer", lambda *_: 1 / 0)
+    with caplog.at_level(logging.ERROR, "gyre_proxy"):
+        answer = proxy.post("chat/completions", chat())
+    assert answer.status_code == 500 and "internal error" in answer.json()["error"]["message"]
+    (record,) = [r for r in caplog.records if r.getMessage() == "call broke"]
+    assert record.exc_info[0] is ZeroDivisionError and record.fields["execution"]
+
+
+def test_tokens_to_which_a_schema_left_no_choice_are_counted_as_untrainable(scene):
+    proxy, _ = scene(['{"a": 1}'])
+    shape = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+    said(proxy.post("chat/completions", chat(response_format=shape)))
+    (call,) = proxy.calls()
+    assert measured(proxy)["untrainable_tokens_total",] == len(call.output_ids)

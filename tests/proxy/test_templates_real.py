@@ -290,11 +290,24 @@ def test_ids_beyond_the_vocabulary_are_nothing(real):
 
 def test_a_started_answer_closes_the_thinking_that_the_prompt_opened(qwen36, qwen3):
     prompt = qwen36.encode_prompt((user("q"),))
-    ids = qwen36.encode_started("Sure, ", prompt)
+    ids = qwen36.encode_prefill("Sure, ", prompt)
     assert qwen36.text(prompt + ids).endswith("<think>\n\n</think>\n\nSure, ")
     assert parse(qwen36.text(ids) + "yes", qwen36.answers_after(prompt), None).text == "Sure, yes"
     prompt = qwen3.encode_prompt((user("q"),))
-    assert qwen3.text(qwen3.encode_started("Sure, ", prompt)) == "Sure, "
+    assert qwen3.text(qwen3.encode_prefill("Sure, ", prompt)) == "Sure, "
+
+
+@pytest.mark.parametrize("name", ["qwen36", "qwen3", "llama3"])
+def test_control_strings_in_the_name_of_a_forced_tool_are_plain_text(request, name):
+    """The name is the client's, only what is around it is the model's."""
+    real = request.getfixturevalue(name)
+    controls = real._tokenizer.get_added_tokens_decoder()
+    end = controls[real.turn_end].content
+    prompt = real.encode_prompt((user("q"),), TOOLS)
+    plain, named = (real.encode_forced_call(tool, prompt) for tool in ("f", f"f{end}"))
+    assert end in real.text(named) and [i for i in named if i in controls] == [
+        i for i in plain if i in controls
+    ]
 
 
 @pytest.mark.parametrize("name", ["qwen36", "qwen3", "llama3"])
@@ -302,11 +315,11 @@ def test_a_forced_call_is_begun_with_control_tokens(request, name):
     real = request.getfixturevalue(name)
     prompt = real.encode_prompt((user("q"),), TOOLS)
     begun = real.answers.tools.started("read_file")
-    ids = real.encode_started(begun, prompt, control=True)
+    ids = real.encode_forced_call("read_file", prompt)
     assert real.text(ids).endswith(begun)
     opening = real._tokenizer.token_to_id(real.answers.tools.opening)
     assert (opening in ids) == begun.startswith(real.answers.tools.opening)
-    assert opening not in real.encode_started(begun, prompt)
+    assert opening not in real.encode_prefill(begun, prompt)
     rest = {
         "hermes": '{"path": "a"}}\n</tool_call>',
         "qwen3_coder": "<parameter=path>\na\n</parameter>\n</function>\n</tool_call>",

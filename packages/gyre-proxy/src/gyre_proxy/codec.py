@@ -2,7 +2,7 @@
 
 Invariants: only template text yields control tokens; the same strings inside a user's or a tool's text, a tool's
 schema or a call's arguments are encoded as plain text. Nothing is added to an encoded text (the template writes
-its own BOS). The tokens of a suffix never depend on the tokens before it.
+its own BOS). The tokens of a suffix never depend on the tokens before it, but for the end of turn, which is not repeated.
 """
 
 import copy
@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,19 +112,28 @@ class Codec:
         A new set of arguments costs a proof of its suffixes (tens to hundreds of milliseconds); the last VARIANTS sets are
         kept. Raises BadRequest for names that rendering sets itself, or when the template refuses the arguments.
         """
-        if not arguments:
-            return self
+        known = self.known_for(arguments)
+        if known is not None:
+            return known
         if self._tag_pattern and any(self._tag_pattern.search(text) for text in strings(arguments)):
             raise BadRequest("field 'chat_template_kwargs' holds a control token of the model; remove it")
-        key = orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)
-        variant = self._variants.pop(key, None)
-        if variant is None:
-            variant = copy.copy(self)
-            variant._variants = OrderedDict()
-            variant._adopt(self.template.with_arguments(arguments))
-        self._variants[key] = variant
+        variant = copy.copy(self)
+        variant._variants = OrderedDict()
+        variant._adopt(self.template.with_arguments(arguments))
+        self._variants[_variant_key(arguments)] = variant
         while len(self._variants) > VARIANTS:
             self._variants.popitem(last=False)
+        return variant
+
+    def known_for(self, arguments: Mapping[str, object]) -> "Codec | None":
+        """What `for_arguments` gives without any work, None when it has to find out."""
+        if not arguments:
+            return self
+        key = _variant_key(arguments)
+        variant = self._variants.get(key)
+        if variant is not None:
+            with suppress(KeyError):  # another thread may have dropped it by now
+                self._variants.move_to_end(key)
         return variant
 
     @property
@@ -173,13 +183,28 @@ class Codec:
         )
         return replace(self.answers, in_reasoning=opened)
 
-    def encode_started(self, text: str, prompt: Sequence[int], control: bool = False) -> list[int]:
-        """Token ids that begin an answer to the prompt with `text`; thinking that the prompt opened is closed first.
+    def encode_prefill(
+        self, text: str, prompt: Sequence[int], known: int = 0, limit: int | None = None
+    ) -> list[int]:
+        """Token ids with which the client begins an answer to the prompt; its tags are plain text.
 
-        `control`: the proxy wrote the text, its tags are control tokens. Otherwise they are plain text.
+        Thinking that the prompt opened is closed first. Raises ContextOverflow as `encode_suffix` does.
         """
+        self._check_length(text, known, limit)
         mark = _free_mark((Message("assistant", text),))
-        guarded = text if control else _guard_text(text, self._tag_pattern, mark)
+        return self._encode_begun(_guard_text(text, self._tag_pattern, mark), prompt, mark)
+
+    def encode_forced_call(
+        self, tool: str, prompt: Sequence[int], known: int = 0, limit: int | None = None
+    ) -> list[int]:
+        """Token ids with which a call of the tool ("" for any) begins, in the model's own words around a client's name."""
+        self._check_length(tool, known, limit)
+        mark = _free_mark((Message("assistant", tool),))
+        return self._encode_begun(
+            self.answers.tools.started(_guard_text(tool, self._tag_pattern, mark)), prompt, mark
+        )
+
+    def _encode_begun(self, guarded: str, prompt: Sequence[int], mark: str) -> list[int]:
         answers = self.answers_after(prompt)
         closing = closing_of(self.template, answers.reasoning) if answers.in_reasoning else ""
         return self._encode(mark + closing + guarded, mark)
@@ -262,6 +287,10 @@ class Codec:
                 return [], f"turns do not end with a token of their own but with {text[:20]!r}"
             ends[ids[0]] = None
         return list(ends), None
+
+
+def _variant_key(arguments: Mapping[str, object]) -> bytes:
+    return orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)
 
 
 class Detokenizer:

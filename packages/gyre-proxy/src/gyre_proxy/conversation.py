@@ -15,6 +15,12 @@ Role = Literal["system", "user", "assistant", "tool"]
 Finish = Literal["stop", "length", "tool_calls"]
 
 
+TEMPLATE_OWN = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "strftime_now")
+)
+"""What the proxy itself gives a chat template; template arguments cannot."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """One tool call of an assistant message."""
@@ -82,8 +88,8 @@ class Request:
     """Tool name -> how the Responses dialect must name it in answers (namespace, custom, search)."""
     images: int = 0
     """Images of the conversation. The model sees a line of text in the place of each."""
-    started: str = ""
-    """How the answer must begin: the client wrote its first words (prefill); not part of the conversation."""
+    prefill: str = ""
+    """The first words of the answer, which the client wrote; not part of the conversation."""
     forced: str | None = None
     """The tool that the answer must call, "" when it may choose which, None when it need not call any."""
     schema: Mapping[str, object] | None = None
@@ -111,8 +117,8 @@ class Answer:
     """How many of the completion tokens are thinking; 0 also where the tokens do not tell."""
     malformed: int = 0
     """Tool calls in the text that could not be read."""
-    begun: int = 0
-    """Characters of the text that the client wrote itself (prefill) and does not get again."""
+    prefilled: int = 0
+    """Characters of the text that the client wrote itself and does not get again."""
 
 
 def texts(messages: Iterable[Message], tools: Iterable[dict] = ()) -> Iterator[str]:
@@ -128,17 +134,18 @@ def texts(messages: Iterable[Message], tools: Iterable[dict] = ()) -> Iterator[s
     yield from strings(list(tools))
 
 
-def strings(value: object) -> Iterator[str]:
-    """Every string inside a JSON value, keys included."""
+def strings(value: object, keys: bool = True) -> Iterator[str]:
+    """Every string inside a JSON value, `keys` of objects too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
         for inner in value:
-            yield from strings(inner)
+            yield from strings(inner, keys)
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield key
-            yield from strings(inner)
+            if keys:
+                yield key
+            yield from strings(inner, keys)
 
 
 def as_read(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 import orjson
 from gyre_trajtree.evidence import plain
 
-from gyre_proxy.conversation import Message, ToolCall
+from gyre_proxy.conversation import Message, ToolCall, strings
 from gyre_proxy.sessions import Match, text_digest
 
 TEXT_LIMIT = 2000
@@ -111,17 +111,6 @@ def _cut(text: str) -> str:
 
 def _spawns(call: ToolCall) -> Iterator[str]:
     spawning = call.name.lower() in SPAWNING_TOOLS
-    for text in _strings(call.parsed()):
+    for text in strings(call.parsed(), keys=False):
         if spawning or SPAWN_MINIMUM <= len(text) <= TEXT_LIMIT:
             yield text[:TEXT_LIMIT]
-
-
-def _strings(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _strings(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _strings(inner)

@@ -53,10 +53,6 @@ class Executions:
         session = self._open.get(name)
         return session.readings if session else None
 
-    def knows(self, name: str) -> bool:
-        """Whether it is in memory, be it only that it ended."""
-        return name in self._open or name in self._ended
-
     def adopt(self, session: Session, now: float) -> None:
         """Go on with an execution that an earlier process recorded."""
         session.used = now

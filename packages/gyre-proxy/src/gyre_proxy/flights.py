@@ -49,16 +49,16 @@ class LiveText:
     """Turns growing ids into pieces that are safe to show."""
 
     def __init__(
-        self, codec: Codec, prompt: Prompt, with_tools: bool, stops: Sequence[str] = (), begun: int = 0
+        self, codec: Codec, prompt: Prompt, with_tools: bool, stops: Sequence[str] = (), prefilled: int = 0
     ) -> None:
-        """`begun`: characters of the answer's text that the client wrote itself; they are not shown again."""
+        """`prefilled`: characters of the answer's text that the client wrote itself; they are not shown again."""
         self._watch = StopWatch(codec, stops) if stops else None
         self._text = self._watch or Detokenizer(codec)
         self._segmenter = Segmenter(codec.answers_after(prompt.question), with_tools)
-        self._begun = begun
+        self._prefilled = prefilled
         self._seen = 0
-        if prompt.started:
-            self._shown(codec.text(prompt.opening))
+        if prompt.prefill_length:
+            self._shown(codec.text(prompt.prefill))
 
     def feed(self, ids: Sequence[int]) -> list[tuple[str, str]]:
         """Pieces that ids beyond those of the last feed make safe; `ids` is the whole output so far."""
@@ -68,12 +68,12 @@ class LiveText:
 
     def _shown(self, text: str) -> list[tuple[str, str]]:
         pieces = self._segmenter.feed(text)
-        if not self._begun:
+        if not self._prefilled:
             return pieces
         out = []
         for kind, piece in pieces:
-            known = min(self._begun, len(piece)) if kind == "text" else 0
-            self._begun -= known
+            known = min(self._prefilled, len(piece)) if kind == "text" else 0
+            self._prefilled -= known
             if piece[known:]:
                 out.append((kind, piece[known:]))
         return out
@@ -192,7 +192,7 @@ class Flight:
 
     def complete(self, answer: Answer) -> None:
         """The call is durable: let out what was held back."""
-        for kind, whole in (("reasoning", answer.reasoning), ("text", answer.text[answer.begun :])):
+        for kind, whole in (("reasoning", answer.reasoning), ("text", answer.text[answer.prefilled :])):
             shown = sum(len(text) for piece_kind, text in self.pieces if piece_kind == kind)
             if len(whole) > shown:
                 self.pieces.append((kind, whole[shown:]))

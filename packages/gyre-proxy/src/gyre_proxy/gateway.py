@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from math import inf
 
+import numpy as np
 import orjson
 from gyre_trajtree import Execution, Record, RunLogCorrupt, RunLogIndex, RunLogWriter, TrajtreeError
 
@@ -193,9 +194,8 @@ class Gateway:
         flight = self._flights.get(key)
         if flight is None:
             prompt = await self._prompts.encode(match, request, codec, self.longest_prompt)
-            session = await self._session(
-                execution
-            )  # while a long prompt was encoded anything may have happened
+            # while a long prompt was encoded anything may have happened
+            session = await self._session(execution)
             flight = self._flights.get(key)
         if flight is not None:
             self.metrics.joined.inc()
@@ -273,7 +273,7 @@ class Gateway:
             deadline=time.monotonic() + left,
             attempt_of=session.failed_attempt(match.digest),
             live=LiveText(
-                codec, prompt, bool(request.conversation.offered), request.stop, len(request.started)
+                codec, prompt, bool(request.conversation.offered), request.stop, len(request.prefill)
             )
             if request.stream or request.stop
             else None,
@@ -452,7 +452,8 @@ class Gateway:
         record = call_record(flight, answer, sampled, id_prefix)
         await self._append(record)
         self.calls += 1
-        self.metrics.recorded(flight, answer, sampled)
+        untrainable = int(np.isnan(record.logprobs).sum())
+        self.metrics.recorded(flight, answer, untrainable, sampled)
         node = call_node(flight, answer) if flight.ids else None
         context = bytes.fromhex(record.extra["context"])
         flight.session.remember(
@@ -555,11 +556,13 @@ class _Cancelled(Exception):
 def _asked(request: Request) -> tuple:
     """What a retry has in common with the call that it repeats, beside the conversation."""
     schema = None if request.schema is None else orjson.dumps(request.schema, option=orjson.OPT_SORT_KEYS)
-    return request.max_tokens, request.stop, request.started, request.forced, schema
+    return request.max_tokens, request.stop, request.prefill, request.forced, schema
 
 
 def _landed(flight: Flight, task: asyncio.Task) -> None:
     """Nobody may wait for a call whose task broke."""
     if not flight.done:
-        cause = "it was cancelled" if task.cancelled() else repr(task.exception())
+        broke = None if task.cancelled() else task.exception()
+        _LOG.error("call broke", exc_info=broke, extra={"fields": ids_of(flight)})
+        cause = "it was cancelled" if broke is None else repr(broke)
         flight.fail(ProxyError(f"call {flight.id} ended by an internal error: {cause}"))

@@ -1,6 +1,6 @@
 """Owns what the head of a request may cost: time and size, before anybody knows who sends it.
 
-Invariant: a connection that sends no whole head is closed at a deadline; one between two heads is uvicorn's affair.
+Invariant: a connection that sends no whole head is closed at a deadline, also one that sends nothing.
 """
 
 import asyncio
@@ -20,18 +20,20 @@ class Heads(HttpToolsProtocol):
         self._head_size: int | None = None
         """Bytes of the head that is arriving, None between heads."""
         self._deadline: asyncio.TimerHandle | None = None
+        """Of the head that is arriving, or at first of a connection that sends nothing: as long as one may rest later."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self._deadline = self.loop.call_later(self.timeout_keep_alive, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._rest()
+        self._head_ends()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._head_size is None:  # most heads come whole
+            self._rest_on()
             return
         self._head_size += len(data)
         if self._head_size > HEAD_LIMIT:
@@ -41,14 +43,20 @@ class Heads(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._rest()
+        self._head_ends()
         self._head_size = 0
 
     def on_headers_complete(self) -> None:
-        self._rest()
+        self._head_ends()
         super().on_headers_complete()
 
-    def _rest(self) -> None:
+    def _rest_on(self) -> None:
+        """Blank lines alone are no head, but stop the clock of a connection that rests."""
+        resting = self.cycle is None or self.cycle.response_complete
+        if resting and self._deadline is None and self.timeout_keep_alive_task is None:
+            self._deadline = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
+
+    def _head_ends(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -56,7 +64,7 @@ class Heads(HttpToolsProtocol):
 
     def _refuse(self, status: bytes) -> None:
         """End a connection in HTTP's words; no dialect is known yet. One that still answers an earlier request is cut."""
-        self._rest()
+        self._head_ends()
         if not self.transport.is_closing():
             if self.cycle is None or self.cycle.response_complete:
                 self.transport.write(

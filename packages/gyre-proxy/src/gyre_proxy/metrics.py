@@ -56,8 +56,8 @@ class Metrics:
         )
         self.contexts = counter(
             "contexts",
-            "Calls by how they attach: extended, branched (the path was extended before), or a new root and why: "
-            "first call, other tools, other system prompt, full rendering, new history.",
+            "Calls by how they attach: extended, branched (the path was extended before), or a new root and why: first "
+            "call, other tools, other system prompt, a rendering that changed the past, other history.",
             "cause",
         )
         self.continued = counter("continued", "Calls that went on after an engine was lost or left.", "cause")
@@ -77,15 +77,15 @@ class Metrics:
         """Time of one call in one of STAGES."""
         self._stage[stage].observe(max(0.0, seconds))
 
-    def recorded(self, flight: "Flight", answer: "Answer", sampled: float) -> None:
-        """Count a recorded call; `sampled`: unix seconds of its last token."""
+    def recorded(self, flight: "Flight", answer: "Answer", untrainable: int, sampled: float) -> None:
+        """Count a recorded call; `untrainable` of its tokens have no log-prob; `sampled`: unix seconds of its last one."""
         dispatched, parent = flight.dispatched, flight.prompt.parent
         self.calls.labels(flight.protocol, flight.finish).inc()
         self.tokens.labels("encoded").inc(len(flight.prompt.new))
         self.tokens.labels("reused").inc(parent.length if parent else 0)
         self.tokens.labels("sampled").inc(len(flight.ids))
         self.malformed.inc(answer.malformed)
-        self.untrainable.inc(sum(value is None for value in flight.logprobs))
+        self.untrainable.inc(untrainable)
         self.spent("record", time.time() - sampled)
         if dispatched is not None:
             self.spent("queue", dispatched - flight.started)

@@ -1,7 +1,7 @@
 """Owns how a matched request becomes the tokens that an engine is asked with, without holding up the event loop.
 
-Invariant: the tokens of a recorded path are reused as they are; what is encoded beside the loop is as long as the
-context at most.
+Invariants: the tokens of a recorded path are reused as they are; a text that cannot fit into the context, whatever its
+tokens, is not encoded.
 """
 
 import asyncio
@@ -36,8 +36,9 @@ class Prompts:
     async def codec(self, request: Request) -> Codec:
         """The codec with the request's own template arguments, whose proof takes a while when they are new."""
         arguments = request.conversation.template_arguments
-        if not arguments:
-            return self._codec
+        known = self._codec.known_for(arguments)
+        if known is not None:
+            return known
         async with self._beside:
             return await asyncio.to_thread(self._codec.for_arguments, arguments)
 
@@ -47,10 +48,10 @@ class Prompts:
         Raises ContextOverflow when they cannot fit into `limit` tokens, BadRequest when they cannot be rendered.
         """
         prompt = await self._question(match, request, codec, limit)
-        for text, written_here in _openings(request, codec):
-            ids = codec.encode_started(text, prompt.new.tolist(), written_here)
-            new = np.concatenate((prompt.new, np.asarray(ids, np.int32)))
-            prompt = Prompt(prompt.parent, new, prompt.started + len(ids))
+        for encode, text in _prefills(request, codec):
+            ids = await self._encoded(partial(encode, text, prompt.new, len(prompt), limit), (text,))
+            new = np.concatenate((prompt.new, ids))
+            prompt = Prompt(prompt.parent, new, prompt.prefill_length + len(ids))
         return prompt
 
     async def _question(self, match: Match, request: Request, codec: Codec, limit: int) -> Prompt:
@@ -80,16 +81,15 @@ class Prompts:
             return await asyncio.to_thread(ids)
 
 
-def _openings(request: Request, codec: Codec) -> list[tuple[str, bool]]:
-    """(text, whether the proxy wrote it) of what an answer must begin with. Raises BadRequest."""
-    out = [(request.started, False)] if request.started else []
+def _prefills(request: Request, codec: Codec) -> list[tuple[Callable[..., list[int]], str]]:
+    """(what encodes it, text) of what an answer must begin with. Raises BadRequest."""
+    out = [(codec.encode_prefill, request.prefill)] if request.prefill else []
     if request.forced is not None:
-        tools = codec.answers.tools
-        if tools is None:
+        if codec.answers.tools is None:
             raise BadRequest(
                 "field 'tool_choice' cannot force a call: this model's calls cannot be read", "tool_choice"
             )
-        out.append((tools.started(request.forced), True))
+        out.append((codec.encode_forced_call, request.forced))
     if request.schema is not None and not out:
-        out.append(("", True))  # thinking that the prompt opened is no JSON: close it
+        out.append((codec.encode_prefill, ""))  # thinking that the prompt opened is no JSON: close it
     return out

@@ -32,8 +32,8 @@ def said(
     `types`: parameter types of the tools on offer, None without tools.
     """
     text, stop_string = cut(codec.decode(ids), stop)
-    if prompt.started:
-        text = codec.text(prompt.opening) + text
+    if prompt.prefill_length:
+        text = codec.text(prompt.prefill) + text
     return parsers.parse(text, codec.answers_after(prompt.question), types), stop_string
 
 
@@ -65,7 +65,7 @@ def call_answer(flight: Flight, id_prefix: str) -> Answer:
         reused_tokens=prompt.parent.length if prompt.parent else 0,
         reasoning_tokens=flight.codec.thinking_tokens(flight.ids) if parsed.reasoning else 0,
         malformed=parsed.malformed,
-        begun=len(request.started) if parsed.text.startswith(request.started) else 0,
+        prefilled=len(request.prefill) if parsed.text.startswith(request.prefill) else 0,
     )
 
 
@@ -91,8 +91,8 @@ def call_record(flight: Flight, answer: Answer, end: float, id_prefix: str) -> C
         extra["tool_types"] = _called_types(conversation.offered, answer.tool_calls)
     if conversation.template_arguments:
         extra["template_arguments"] = dict(conversation.template_arguments)
-    if prompt.started:
-        extra["started"] = prompt.started
+    if prompt.prefill_length:
+        extra["started"] = prompt.prefill_length
     return Call(
         id=flight.id,
         execution=flight.session.execution,
@@ -186,7 +186,7 @@ def restored(recorded: RecordedExecution, codec: Codec) -> Session:
             session.calls += 1
             continue
         ids = call.output_ids.tolist()
-        asked = Prompt(None, call.input_ids, _recorded_started(call))
+        asked = Prompt(None, call.input_ids, _recorded_prefill(call))
         types = _recorded_types(call.extra["tool_types"]) if "tool_types" in call.extra else None
         parsed, _ = said(ids, asked, spoken, types, stop)
         calls = tool_calls(parsed, call.id, prefix)
@@ -209,7 +209,7 @@ def _recorded_codec(codec: Codec, arguments: object) -> Codec | None:
         return None
 
 
-def _recorded_started(call: Call) -> int:
+def _recorded_prefill(call: Call) -> int:
     started = call.extra.get("started", 0)
     return started if type(started) is int and 0 <= started <= len(call.input_ids) else 0
 

@@ -62,18 +62,18 @@ class Prompt:
     parent: Node | None
     new: np.ndarray
     """int32 [n]: tokens after the parent's path; the whole prompt without a parent."""
-    started: int = 0
+    prefill_length: int = 0
     """How many of them, the last ones, are the beginning of the answer (prefill, a forced tool call)."""
 
     @property
     def question(self) -> np.ndarray:
-        """int32 [n - started]: the new tokens that the answer, its beginning included, comes after."""
-        return self.new[: len(self.new) - self.started]
+        """int32 [n - prefill_length]: the new tokens that the answer, its beginning included, comes after."""
+        return self.new[: len(self.new) - self.prefill_length]
 
     @property
-    def opening(self) -> np.ndarray:
-        """int32 [started]: the beginning of the answer."""
-        return self.new[len(self.new) - self.started :]
+    def prefill(self) -> np.ndarray:
+        """int32 [prefill_length]: the beginning of the answer."""
+        return self.new[len(self.new) - self.prefill_length :]
 
     def __len__(self) -> int:
         return len(self.new) + (self.parent.length if self.parent else 0)

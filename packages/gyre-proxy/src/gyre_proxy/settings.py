@@ -80,7 +80,7 @@ class Settings:
     max_executions: int = 100_000
     """Open executions."""
     body_timeout_s: float = 60.0
-    """Longest time for a request body to arrive, and for a client to take a piece of its answer."""
+    """Longest time for the head of a request and for its body to arrive, and for a client to take a piece of its answer."""
     images: str = "text"
     """What becomes of images: a line of text in the place of each, or with "refuse" a 400."""
     grace_s: float = 0.0

@@ -16,15 +16,12 @@ import jinja2.nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gyre_proxy.conversation import Message
+from gyre_proxy.conversation import TEMPLATE_OWN, Message
 from gyre_proxy.errors import BadRequest, TokenizerError
 from gyre_proxy.form import find_form
 
 _PRIOR = "\ufdd1prior\ufdd1"
 _PRELUDE = (Message("user", "q"), Message("assistant", _PRIOR))
-
-OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt", "strftime_now"))
-"""What rendering sets itself; arguments cannot."""
 
 
 class _GenerationBlock(Extension):
@@ -79,7 +76,7 @@ class ChatTemplate:
         self._adopt(arguments)
 
     def _adopt(self, arguments: Mapping[str, object]) -> None:
-        taken = OWN_VARIABLES.intersection(arguments)
+        taken = TEMPLATE_OWN.intersection(arguments)
         if taken:
             raise BadRequest(
                 f"template arguments cannot set {', '.join(sorted(taken))}", "chat_template_kwargs"

@@ -26,8 +26,7 @@ class TokenizerFiles:
     context_length: int | None
     """Tokens; None when the directory does not say."""
     vocabulary_size: int
-    """Of the model, or of the tokenizer where config.json does not say."""
-    """One more than the largest id that an engine takes."""
+    """One more than the largest id that an engine takes: the model's, or the tokenizer's where config.json does not say."""
     longest_token: int
     """The most bytes of text that one token stands for."""
 

@@ -7,7 +7,7 @@ without being shown. Beyond the protocol it reads `reasoning_content` (also `rea
 
 from collections.abc import Mapping
 
-from gyre_proxy.conversation import Conversation, Message, Request, ToolCall, as_read
+from gyre_proxy.conversation import TEMPLATE_OWN, Conversation, Message, Request, ToolCall, as_read
 from gyre_proxy.dialects.checks import (
     BadField,
     any_list,
@@ -44,13 +44,12 @@ from gyre_proxy.dialects.tools import arguments, forced_tool, function_tool, jso
 
 _DEPRECATED = "it is deprecated; use tools and tool_choice"
 _CUSTOM = "custom tools are served by the Responses protocol only; offer a function"
-_TEMPLATE_OWN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
 
 def _template_arguments(value: object) -> None:
     recorded(value)
-    for field in _TEMPLATE_OWN:
-        if field in value:
+    for field in value:
+        if field in TEMPLATE_OWN:
             raise BadField("is what the proxy itself gives the template; remove it", field)
 
 

@@ -41,7 +41,7 @@ def answer(request: Request, done: Answer) -> dict:
     content: list[dict] = []
     if done.reasoning:
         content.append({"type": "thinking", "thinking": done.reasoning, "signature": done.id})
-    if text := done.text[done.begun :]:
+    if text := done.text[done.prefilled :]:
         content.append({"type": "text", "text": text})
     for call in done.tool_calls:
         content.append(

@@ -281,9 +281,9 @@ _BODY = table(
 
 def parse(body: Mapping) -> Request:
     """The request of a /v1/messages or /v1/messages/count_tokens body. Raises BadField."""
-    begun = _begins_answer(body.get("messages"))
-    reader, before = read(body, "messages", _BODY, Reader, left_out=begun)
-    started = _started(body["messages"], before) if begun else ""
+    prefilled = _begins_answer(body.get("messages"))
+    reader, before = read(body, "messages", _BODY, Reader, left_out=int(prefilled))
+    prefill = _prefill(body["messages"], before) if prefilled else ""
     system = reader.system(body.get("system") or "")
     messages = as_read([*([Message("system", system)] if system else []), *reader.messages])
     if not reader.messages or not messages:
@@ -302,7 +302,7 @@ def parse(body: Mapping) -> Request:
         stop=tuple(body.get("stop_sequences") or ()),
         asked=_asked(body, choice),
         images=reader.images,
-        started=started,
+        prefill=prefill,
         forced=forced_tool(wish, tools + loaded, "tool_choice"),
         schema=((body.get("output_config") or {}).get("format") or {}).get("schema"),
     )
@@ -331,19 +331,19 @@ def _begins_answer(given: object) -> bool:
     return isinstance(last, dict) and last.get("role") == "assistant"
 
 
-def _started(given: list[Mapping], before: int) -> str:
+def _prefill(given: list[Mapping], before: int) -> str:
     """The text of the answer that the client began with the last message of those given, behind `before` others."""
     where = ("messages", before + len(given) - 1, "content")
     content = given[-1]["content"]
     if isinstance(content, str):
-        begun = content
+        text = content
     else:
         if any(block["type"] != "text" for block in content):
             raise BadField("begins the answer, and may hold only text for that", *where)
-        begun = "".join(block["text"] for block in content)
-    if begun != begun.rstrip():
+        text = "".join(block["text"] for block in content)
+    if text != text.rstrip():
         raise BadField("begins the answer, and cannot end with trailing whitespace", *where)
-    return begun
+    return text
 
 
 def _tool(tool: Mapping) -> dict:
