@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -254,7 +254,8 @@ async def _peer(options: argparse.Namespace, engine: str) -> AsyncIterator[Targe
             url = options.url or f"http://127.0.0.1:{port}"
             yield Target("peer", url.removesuffix("/v1"), options.model, process.pid)
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):  # it may have ended by itself
+                os.killpg(process.pid, signal.SIGTERM)
             _end(process)
 
 

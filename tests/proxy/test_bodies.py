@@ -61,3 +61,9 @@ def test_an_integer_may_be_written_with_a_point(value, limit):
 def test_what_is_no_integer_is_refused(value):
     with pytest.raises(BadRequest, match="field 'max_tokens' must be an integer"):
         chat.parse({**CHAT, "max_tokens": value})
+
+
+def test_a_body_that_an_upgrade_cost_is_missed_by_its_cause():
+    """Clients of Java ask for h2c unless told not to."""
+    with pytest.raises(BadRequest, match="Upgrade: h2c"):
+        json_object({b"upgrade": b"h2c"}, b"")

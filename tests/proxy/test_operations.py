@@ -267,7 +267,7 @@ def test_a_head_that_does_not_arrive_ends_its_connection(scene, head, before):
 def test_a_head_without_end_ends_its_connection(scene):
     proxy, _ = scene([TEXT])
     with connected(proxy) as greedy:
-        greedy.sendall(b"POST /x/e/v1/messages HTTP/1.1\r\nhost: p\r\nx-a: " + b"a" * (HEAD_LIMIT + 1))
+        greedy.sendall(b"POST /x/e/v1/messages HTTP/1.1\r\nhost: p\r\nx-a: " + b"a" * (HEAD_LIMIT + 2**19))
         assert greedy.recv(4096).startswith(b"HTTP/1.1 431")
     assert proxy.post("chat/completions", chat({"role": "user", "content": "go"})).status_code == 200
 
@@ -299,6 +299,50 @@ def test_a_connection_that_sends_nothing_more_is_closed(scene, monkeypatch, sent
             silent.sendall(b"\r\n")
             answer += b"".join(iter(lambda: silent.recv(4096), b""))
     assert answer.count(b"HTTP/1.1") == sent.count(b"GET")
+
+
+def test_a_trailer_is_no_header(scene):
+    """The key of a head holds, whatever follows the body."""
+    proxy, _ = scene([TEXT], max_executions=1)
+    said(httpx.post(f"{proxy.url}/v1/chat/completions", json=chat(), headers={"x-api-key": "one"}))
+    body = json.dumps(chat()).encode()
+    with connected(proxy) as client:
+        client.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: p\r\nx-api-key: one\r\nconnection: close\r\n"
+            b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\nx-api-key: two\r\n\r\n" % (len(body), body)
+        )
+        answer = b"".join(iter(lambda: client.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 200") and {call.execution for call in proxy.calls()} == {"one"}
+
+
+def test_trailers_without_end_end_their_connection(scene):
+    proxy, _ = scene([TEXT])
+    with connected(proxy) as greedy:
+        greedy.sendall(b"POST /nope HTTP/1.1\r\nhost: p\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
+        with pytest.raises(OSError):
+            for _ in range(1000):
+                greedy.sendall(b"x-a: b\r\n" * 2**14)
+
+
+def test_requests_that_wait_behind_a_long_one_do_not_cut_it(scene, stage):
+    """Their heads are here, but not read yet."""
+    proxy, engine = scene([TEXT], body_timeout_s=0.1)
+    engine.hold_after = 3
+    body, health = json.dumps(chat()).encode(), b"GET /health HTTP/1.1\r\nhost: p\r\n\r\n"
+    with connected(proxy) as client:
+        head = b"POST /x/e/v1/chat/completions HTTP/1.1\r\nhost: p\r\ncontent-length: %d\r\n\r\n" % len(body)
+        client.sendall(head + body)
+        engine.wait_held()
+        client.sendall(health + health[:10])
+        with connected(proxy) as other, pytest.raises(TimeoutError):
+            other.settimeout(0.5)
+            other.recv(1)
+        client.sendall(health[10:])
+        stage.loop.call_soon_threadsafe(engine._released.set)
+        answers = b""
+        while answers.count(b"HTTP/1.1 200") < 3:
+            assert (piece := client.recv(4096)), answers
+            answers += piece
 
 
 def connected(proxy) -> socket.socket:

@@ -227,6 +227,46 @@ def test_any_bytes_behind_what_is_known_mean_what_they_mean_at_first(protocol):
 
 
 @pytest.mark.parametrize("protocol", TEXT)
+@pytest.mark.parametrize("tail", [b",]}", b", ]}", b"]}", b",,]}", b",null]}"])
+def test_what_ends_behind_known_items_means_what_it_means_at_first(protocol, tail):
+    readings, field = Readings(), TEXT[protocol]
+    body = {name: value for name, value in bodies(protocol)[-1].items() if name != field}
+    items = bodies(protocol)[-1][field]
+    read(protocol, {**body, field: items}, readings)
+    raw = orjson.dumps({**body, field: items[:-MOVING]})[:-2] + tail
+    found = []
+    for memory in (readings, None):
+        try:
+            found.append(repr(read(protocol, raw, memory)))
+        except BadRequest as error:
+            found.append(str(error))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("marked", [(-1,), (-2, -1), (-3, -1)])
+def test_marks_that_move_on_leave_the_rest_known(marked):
+    readings, said = Readings(), []
+    for turn in range(8):
+        said.append({"role": "user", "content": [{"type": "text", "text": f"u{turn}"}]})
+        sent = copy.deepcopy(said)
+        for at in marked:
+            if -at <= len(sent):
+                sent[at]["content"][0]["cache_control"] = {"type": "ephemeral"}
+        body = {"model": "m", "max_tokens": 9, "messages": sent}
+        taken_up = known("messages", readings, body)
+        assert read("messages", body, readings) == read("messages", body)
+        said.append({"role": "assistant", "content": [{"type": "text", "text": f"a{turn}"}]})
+    assert taken_up >= len(sent) - 5
+
+
+def test_a_list_of_very_many_values_is_not_worth_noting(monkeypatch):
+    monkeypatch.setattr("gyre_proxy.dialects.readings._TOKENS", 100)
+    readings = Readings()
+    for body in bodies("messages"):
+        assert read("messages", body, readings) == read("messages", body)
+
+
+@pytest.mark.parametrize("protocol", TEXT)
 def test_a_bad_item_behind_known_ones_is_named_by_its_place(protocol):
     readings, field = Readings(), TEXT[protocol]
     for body in bodies(protocol):

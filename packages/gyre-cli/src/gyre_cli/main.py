@@ -98,7 +98,7 @@ def train(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Train an agent end to end. Without options: a tiny model learns in a few minutes on a laptop CPU."""
+    """Train an agent end to end. Without options: a tiny model learns in one to two minutes on two CPU cores."""
     from gyre_cli.config import load_config, to_toml
 
     assignments = [*(set_ or []), *([f"schedule.policy={scheduler}"] if scheduler else [])]

@@ -63,7 +63,7 @@ def _readable(result: SimulationResult) -> dict[str, str]:
         for key, value in figures(result).items()
     }
     return rows | {
-        "hours": f"{result.hours:.2f}" if result.hours >= 1 else f"{result.hours * 3600:.0f} seconds"
+        "time": f"{result.hours:.2f} hours" if result.hours >= 1 else f"{result.hours * 3600:.0f} seconds"
     }
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from gyre_cli.progress import sparkline
 
@@ -58,8 +58,7 @@ def show_summary(summary: dict[str, Any]) -> None:
     """Print a summary for people on standard output."""
     gain = summary["reward_last3"] - summary["reward_first3"]
     shown = f"({gain:+.3f})" if summary["steps"] >= 2 * EDGE else "(the same steps in part)"
-    table = Table(box=None, show_header=False, padding=(0, 2))
-    table.add_column(style="dim")
+    console = Console()  # lines, not a table: a table cuts paths, which people copy
     excluded = ", ".join(f"{reason} {count:,}" for reason, count in summary["excluded_tokens"].items())
     for name, value in (
         (
@@ -96,8 +95,7 @@ def show_summary(summary: dict[str, Any]) -> None:
             f"{summary['run_dir']}/report.html, and: gyre tree inspect {summary['run_dir']}/run.jsonl",
         ),
     ):
-        table.add_row(name, value)
-    Console(soft_wrap=True).print(table)
+        console.print(Text.assemble((f"  {name:<16}", "dim"), value), soft_wrap=True)
 
 
 def _mean(values: list[float]) -> float:

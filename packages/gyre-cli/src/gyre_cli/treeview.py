@@ -84,9 +84,12 @@ def show_sampling(result: Mapping[str, Any], console: Console) -> None:
         "trajectories", f"{result['trajectories']:,} of {_number(result['executions'], 'execution')}: {roles}"
     )
     table.add_row("sampled", _account(result))
-    if result["output"]:
-        table.add_row("written", Text(f"{result['output']} ({result['format']})"))
     console.print(table)
+    if result["output"]:  # no cell of a table, which would cut a path
+        console.print(
+            Text.assemble(("written      ", "dim"), f"{result['output']} ({result['format']})"),
+            soft_wrap=True,
+        )
 
 
 def _headline(row: Mapping[str, Any]) -> Text:

@@ -75,8 +75,18 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(f"{message}; see --help")
 
 
+class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Says what holds when an option is not given, where that is a value."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        said = isinstance(action.default, str | int | float) and type(action.default) is not bool
+        return (
+            super()._get_help_string(action) if said and action.default != argparse.SUPPRESS else action.help
+        )
+
+
 def _parser(program: str) -> argparse.ArgumentParser:
-    parser = _Parser(prog=program, description=DESCRIPTION, allow_abbrev=False)
+    parser = _Parser(prog=program, description=DESCRIPTION, allow_abbrev=False, formatter_class=_Defaults)
     add = parser.add_argument
     add("--tokenizer", type=Path, required=True, metavar="DIR", help="Hugging Face tokenizer directory")
     add("--record", type=Path, required=True, metavar="FILE", help="run log to append to (run.jsonl)")

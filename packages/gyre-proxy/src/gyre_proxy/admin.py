@@ -50,9 +50,9 @@ async def handle(application: "Application", scope: dict, body: bytes) -> tuple[
 
 
 def load(gateway: Gateway) -> dict:
-    """Counts that anybody may see: engines that take calls, open executions, calls under way."""
+    """Counts that anybody may see: engines that serve, open executions, calls under way."""
     return {
-        "engines_admitting": sum(e.admitting for e in gateway.router.engines.values()),
+        "engines_admitting": sum(e.serving for e in gateway.router.engines.values()),
         "executions": len(gateway.executions),
         "calls_under_way": gateway.under_way,
     }

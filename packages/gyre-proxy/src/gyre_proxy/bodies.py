@@ -30,6 +30,9 @@ def json_object(headers: Mapping[bytes, bytes], body: bytes) -> dict:
     if encoding != b"identity":
         name = encoding.decode("latin-1")[:60]
         raise BadRequest(f"content-encoding {name!r} is not supported; send plain JSON")
+    if not body and b"upgrade" in headers:
+        name = headers[b"upgrade"].decode("latin-1")[:60]
+        raise BadRequest(f"'Upgrade: {name}' is not served, and cost the body; send plain HTTP/1.1")
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:

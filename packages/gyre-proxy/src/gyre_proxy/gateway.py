@@ -484,9 +484,9 @@ class Gateway:
                 {url: e.in_flight for url, e in engines.items()},
             ),
             "engine_admitting": (
-                "Whether an engine takes calls.",
+                "Whether an engine takes calls and did not lose the last one.",
                 "engine",
-                {url: float(e.admitting and e.rests_until <= time.monotonic()) for url, e in engines.items()},
+                {url: float(e.serving) for url, e in engines.items()},
             ),
         }
 
@@ -541,6 +541,7 @@ class Gateway:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         self._watch.close()
+        self._prompts.close()
         self._client.close()
         self._log.close()
 

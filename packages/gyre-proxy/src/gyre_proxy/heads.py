@@ -17,8 +17,11 @@ class Heads(HttpToolsProtocol):
     def __init__(self, *, head_timeout_s: float, **given: object) -> None:
         super().__init__(**given)
         self._head_timeout_s = head_timeout_s
+        self._heads = 0
         self._head_size: int | None = None
-        """Bytes of the head that is arriving, None between heads."""
+        """Bytes of the head that is arriving, behind those that came with its first; None between heads."""
+        self._trailers = 0
+        """Bytes of what follows the body, which is read over."""
         self._deadline: asyncio.TimerHandle | None = None
         """Of the head that is arriving, or at first of a connection that sends nothing: as long as one may rest later."""
 
@@ -31,20 +34,29 @@ class Heads(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        heads = self._heads
         super().data_received(data)
-        if self._head_size is None:  # most heads come whole
-            self._rest_on()
-            return
-        self._head_size += len(data)
-        if self._head_size > HEAD_LIMIT:
+        if self._head_size is not None and heads == self._heads:
+            self._head_size += len(data)
+        if max(self._head_size or 0, self._trailers) > HEAD_LIMIT:
             self._refuse(b"431 Request Header Fields Too Large")
+        elif self._head_size is None:  # most heads come whole
+            self._rest_on()
         elif self._deadline is None:
-            self._deadline = self.loop.call_later(self._head_timeout_s, self._refuse, b"408 Request Timeout")
+            self._deadline = self.loop.call_later(self._head_timeout_s, self._late)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_ends()
-        self._head_size = 0
+        self._heads += 1
+        self._head_size = self._trailers = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A trailer must not pass for a header: it comes after the key was looked at, and could be another."""
+        if self._head_size is None:
+            self._trailers += len(name) + len(value)
+        else:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._head_ends()
@@ -55,6 +67,12 @@ class Heads(HttpToolsProtocol):
         resting = self.cycle is None or self.cycle.response_complete
         if resting and self._deadline is None and self.timeout_keep_alive_task is None:
             self._deadline = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
+
+    def _late(self) -> None:
+        if self.flow.read_paused:  # the rest may be here: uvicorn does not read while requests queue
+            self._deadline = self.loop.call_later(self._head_timeout_s, self._late)
+        else:
+            self._refuse(b"408 Request Timeout")
 
     def _head_ends(self) -> None:
         if self._deadline is not None:

@@ -6,6 +6,7 @@ tokens, is not encoded.
 
 import asyncio
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 
@@ -24,6 +25,9 @@ LONG_TEXT, ENCODERS = 2**16, 2
 million of them, and hundreds of times their size in memory.
 """
 
+THREADS = 4
+"""Of their own, so that no record waits for its disk behind a prompt."""
+
 
 class Prompts:
     """Encodes the requests of all executions for one model."""
@@ -32,6 +36,7 @@ class Prompts:
         """`beside`: held while the codec of new template arguments is made, in a thread."""
         self._codec, self._beside = codec, beside
         self._long = asyncio.Semaphore(ENCODERS)
+        self._threads = ThreadPoolExecutor(THREADS, "encode")
 
     async def codec(self, request: Request) -> Codec:
         """The codec with the request's own template arguments, whose proof takes a while when they are new."""
@@ -78,7 +83,11 @@ class Prompts:
         if size < SHORT_TEXT:
             return ids()
         async with self._long if size >= LONG_TEXT else nullcontext():
-            return await asyncio.to_thread(ids)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, ids)
+
+    def close(self) -> None:
+        """Encode nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _prefills(request: Request, codec: Codec) -> list[tuple[Callable[..., list[int]], str]]:

@@ -45,6 +45,11 @@ class Engine:
         return inf if self.capacity is None else self.capacity - self.in_flight - self.reserved
 
     @property
+    def serving(self) -> bool:
+        """Whether it may be given calls, and did not lose the last one."""
+        return self.admitting and not self.mute and not self.failures
+
+    @property
     def cache_key(self) -> str | None:
         """What keeps keys and values of other weights out of an answer; None when the weights have no name."""
         return self.label if self.version is None else str(self.version)

@@ -87,11 +87,15 @@ class Settings:
     """Time that calls under way get to end when the proxy stops; then they are aborted and recorded as such."""
 
     def __post_init__(self) -> None:
+        for name in ("tokenizer", "record"):
+            object.__setattr__(self, name, Path(getattr(self, name)))
         if self.tool_parser not in ("auto", *TOOL_PARSERS):
             known = ", ".join(("auto", *TOOL_PARSERS))
             raise SettingsError(f"unknown tool parser {self.tool_parser!r}; choose one of: {known}")
         if self.strict and not self.admin_token:
-            raise SettingsError("strict mode needs an admin token to issue keys; set one")
+            raise SettingsError(
+                "strict mode needs an admin token to issue keys; give --admin-token-stdin or --admin-token-env"
+            )
         if not self.engines and not self.admin_token:
             raise SettingsError(
                 "no engine: name one with --engine, or open the admin API, through which they can come"

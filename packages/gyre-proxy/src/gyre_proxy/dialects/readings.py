@@ -1,6 +1,6 @@
 """Owns what was read of an execution's last requests, so that a growing conversation is read once and not every turn.
 
-Pure; forgetting it costs time only. A body that begins with the bytes of a known one, up to the end of an item of its
+No I/O; forgetting it costs time only. A body that begins with the bytes of a known one, up to the end of an item of its
 list, is taken up there: neither its JSON nor its items are read again. Invariant: what is taken up means what the whole
 body means, in the protocol that read it, under the tools that it was read under.
 """
@@ -9,6 +9,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import orjson
@@ -24,8 +25,14 @@ MOVING = 1
 _REST = secrets.token_hex(8)
 """Stands for the name of the list in what is left of a body; no client can know it, so none can write it twice."""
 
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{},]')
+_MARKS = 3
+"""Items at the end among which clients move their cache marks."""
+
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[][{},]')
 """What the ends of values are found by, in bytes that are known to be JSON."""
+
+_TOKENS = 2**18
+"""How many are looked at before a body is given up as nothing worth noting: it takes about 0.1 s."""
 
 
 class Reader(Protocol):
@@ -79,9 +86,9 @@ class Readings:
         like = [row for row in self._rows if row.begin is begin and _goes_on(raw, row.head)]
         for row in sorted(like, key=lambda row: row.count, reverse=True):
             rest = _rest(raw, len(row.head) + 1)
-            if rest is None:
-                return None
-            items = rest.pop(_REST)
+            items = rest and rest.pop(_REST)
+            if not items:
+                return None  # it is no JSON, or would be none without the items that are known
             if row.field in rest or not rest.keys().isdisjoint(row.before):
                 return None  # it names a field twice, and the last one counts
             fields = {**row.before, row.field: items, **rest}
@@ -99,7 +106,10 @@ class Readings:
             if found is None:
                 return
             before, start = found
-        head = body.raw[: _end(body.raw, start, settled)]
+        end = _end(body.raw, start, settled)
+        if end is None:
+            return
+        head = body.raw[:end]
         others = [row for row in self._rows if not _goes_on(head + b",", row.head)]
         row = _Row(begin, tools, head, field, before, body.known + settled, _copied(reader))
         self._rows = [row, *others][:ROWS]
@@ -126,9 +136,12 @@ def _rest(raw: bytes, start: int) -> dict | None:
 
 
 def _list(raw: bytes, field: str) -> tuple[dict, int] | None:
-    """(fields before the list `field` of a body, where its first item begins); None when that field comes twice."""
+    """(fields before the list `field` of a body, where its first item begins).
+
+    None when the field comes twice, its name is written with escapes, or it is far.
+    """
     name, depth, last = b'"%b"' % field.encode(), 0, b""
-    for token in _TOKEN.finditer(raw):
+    for token in islice(_TOKEN.finditer(raw), _TOKENS):
         text = token[0]
         if text == b"[" and depth == 1 and last == name:
             break
@@ -147,10 +160,10 @@ def _list(raw: bytes, field: str) -> tuple[dict, int] | None:
     return (before, token.end()) if once else None
 
 
-def _end(raw: bytes, start: int, count: int) -> int:
-    """Where the first `count` items of a list end that goes on at `start` and has more of them."""
+def _end(raw: bytes, start: int, count: int) -> int | None:
+    """Where the first `count` items of a list end that goes on at `start` and has more of them; None when that is far."""
     depth = 0
-    for token in _TOKEN.finditer(raw, start):
+    for token in islice(_TOKEN.finditer(raw, start), _TOKENS):
         text = token[0]
         if text in (b"[", b"{"):
             depth += 1
@@ -160,7 +173,7 @@ def _end(raw: bytes, start: int, count: int) -> int:
             count -= 1
             if count == 0:
                 return token.start()
-    raise AssertionError("the list has fewer items than were read of it")
+    return None
 
 
 def read(body: Mapping, field: str, check: Check, begin: Begin, left_out: int = 0) -> tuple[Reader, int]:
@@ -173,12 +186,25 @@ def read(body: Mapping, field: str, check: Check, begin: Begin, left_out: int = 
     items = body.get(field)
     items = items[: len(items) - left_out] if type(items) is list else []
     reader = _copied(body.row.reader) if body.row else begin(body.get("tools") or [])
-    settled = max(0, len(items) - MOVING) if body.readings is not None else 0
+    settled = _settled(items) if body.readings is not None else 0
     _read(reader, items[:settled])
     if settled:
         body.readings.keep(body, field, settled, begin, reader)
     _read(reader, items[settled:])
     return reader, body.known
+
+
+def _settled(items: list[Mapping]) -> int:
+    """How many items of a list the next request will hold as they are."""
+    settled = max(0, len(items) - MOVING)
+    marked = (at for at in range(max(0, len(items) - _MARKS), settled) if _marked(items[at]))
+    return next(marked, settled)
+
+
+def _marked(item: Mapping) -> bool:
+    content = item.get("content")
+    parts = content if type(content) is list else ()
+    return any("cache_control" in part for part in (item, *parts))
 
 
 def _copied(reader: Reader) -> Reader:
