@@ -9,6 +9,7 @@ from gyre_cli.charts import Span, line_chart, role_timeline
 from gyre_cli.errors import MisuseError
 from gyre_cli.progress import sparkline
 from gyre_cli.report import read_run, training_share, write_report
+from gyre_cli.summary import show_summary
 from gyre_trajtree import Event, RunLogWriter
 
 
@@ -104,3 +105,15 @@ def test_an_event_that_no_run_writes_is_named(run_dir, fields):
 def test_a_configuration_in_another_encoding_is_shown(run_dir):
     (run_dir / "config.toml").write_bytes(b"seed = 1 # \xe9")
     assert "seed = 1" in write_report(run_dir).read_text()
+
+
+def test_paths_of_the_summary_can_be_copied(capsys, monkeypatch):
+    """However narrow the terminal is."""
+    monkeypatch.setenv("COLUMNS", "40")
+    where = "/a/long/[path]/" + "x" * 100
+    names = ("steps", "executions", "sampled_tokens", "trained_tokens", "role_switches", "reroutes", "seed")
+    numbers = dict.fromkeys((*names, "same_version_tokens", "max_logprob_mismatch", "seconds"), 1)
+    rewards = dict.fromkeys(("reward_first3", "reward_last3", "staleness_mean", "staleness_target"), 0.5)
+    words = {"policy": "elastic", "excluded_tokens": {}, "outcomes": {}, "trajectories": {}, "rewards": [0.5]}
+    show_summary({**numbers, **rewards, **words, "run_dir": where})
+    assert f"{where}/run.jsonl" in capsys.readouterr().out

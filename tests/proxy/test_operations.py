@@ -159,6 +159,16 @@ def test_health_counts_engines_and_calls(scene):
     assert httpx.get(f"{proxy.url}/health").json()["engines_admitting"] == 0
 
 
+def test_health_does_not_count_an_engine_that_lost_its_last_call(stage, codec, tokenizer_dir, tmp_path):
+    engine = stage.engine(codec, [TEXT])
+    settings = {"tokenizer": tokenizer_dir, "record": tmp_path / "run.jsonl", "engine_wait_s": 0.3}
+    proxy = stage.proxy(engines=("http://127.0.0.1:9", engine.url), **settings)
+    for number in range(4):  # each execution goes to the engine with fewer of them
+        said(proxy.post("chat/completions", chat(), execution=f"e{number}"))
+    assert httpx.get(f"{proxy.url}/health").json()["engines_admitting"] == 1
+    assert measured(proxy)["engine_admitting", "http://127.0.0.1:9"] == 0.0
+
+
 @pytest.fixture
 def journal():
     """Lines of the proxy's own log."""
@@ -566,6 +576,11 @@ def test_a_stream_begins_with_the_first_token_even_when_nothing_of_it_may_be_sho
         assert next(lines) == "event: message_start"
         engine._released.set()
         assert any("tool_use" in line for line in lines)
+
+
+def test_settings_take_paths_as_text(tokenizer_dir, tmp_path):
+    given = Settings(tokenizer=str(tokenizer_dir), record=str(tmp_path / "r"), engines=("http://h:1",))
+    assert (given.tokenizer, given.record) == (tokenizer_dir, tmp_path / "r")
 
 
 def test_settings_that_cannot_work_are_refused(tokenizer_dir, tmp_path):
