@@ -541,7 +541,6 @@ class Gateway:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         self._watch.close()
-        self._prompts.close()
         self._client.close()
         self._log.close()
 

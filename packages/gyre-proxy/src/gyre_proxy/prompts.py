@@ -85,10 +85,6 @@ class Prompts:
         async with self._long if size >= LONG_TEXT else nullcontext():
             return await asyncio.get_running_loop().run_in_executor(self._threads, ids)
 
-    def close(self) -> None:
-        """Encode nothing more."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
 
 def _prefills(request: Request, codec: Codec) -> list[tuple[Callable[..., list[int]], str]]:
     """(what encodes it, text) of what an answer must begin with. Raises BadRequest."""

@@ -47,6 +47,8 @@ Begin = Callable[[list], Reader]
 
 @dataclass(frozen=True, slots=True)
 class _Row:
+    """What the first items of a list meant, and the bytes that said so."""
+
     begin: Begin
     tools: bytes | None
     """As JSON, which tells 1 from true."""
