@@ -218,7 +218,7 @@ def test_an_update_in_the_middle_of_an_answer_is_two_spans(server, proxy, models
 def test_a_client_that_leaves_ends_the_call_at_the_server(server, proxy):
     proxy.serve(server)
     with proxy.stream("e", "chat/completions", **say("chat/completions", [user("go on")], LONG)) as response:
-        begun(response)
+        begun(response, events=1)  # on a busy machine a dozen may be most of the answer
         assert proxy.in_flight(server) == 1
     until(lambda: proxy.in_flight(server) == 0)
     until(lambda: server.post("/flush_cache").status_code == 200)  # which is refused while anything runs
