@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "sglang_environment"))
 
 from conformance_engines import EmbeddedServer, Engine, ScriptedServer
 from conformance_model import Reference, build_models
+from conformance_proxy import Proxy
 from sglang_server import CONTEXT, MAX_RUNNING, SglangServer, missing
 
 
@@ -84,3 +85,10 @@ def engine(shared_engine: Engine) -> Iterator[Engine]:
 def guarded_engine(request: pytest.FixtureRequest) -> Engine:
     """Those that refuse what would end a real server."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def proxy(models: dict[str, Path], tmp_path: Path) -> Iterator[Proxy]:
+    proxy = Proxy(models["1"], tmp_path / "run.jsonl")
+    yield proxy
+    proxy.stop()

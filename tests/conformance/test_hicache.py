@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
-from conformance_engines import Engine, until
+from conformance_engines import WAIT_S, Engine, until
+from conformance_proxy import Proxy, begun, check_exact, echo, path_of, say, user
 from gyre_trajtree import Call
 from hicache_servers import PAGE, HicacheServer, MooncakeMaster, missing
-from test_proxy import WAIT_S, Proxy, begun, check_exact, echo, path_of, say, user
 
 MESSAGES = "messages"
 TEXT = "the quick brown fox jumps over the lazy dog and then it sleeps for a while\n"
@@ -47,13 +47,6 @@ def engines(sharing: list[Engine]) -> Iterator[list[Engine]]:
     yield sharing
     for engine in sharing:
         engine.restore()
-
-
-@pytest.fixture
-def proxy(models, tmp_path) -> Iterator[Proxy]:
-    proxy = Proxy(models["1"], tmp_path / "run.jsonl")
-    yield proxy
-    proxy.stop()
 
 
 @dataclass
