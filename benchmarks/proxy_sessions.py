@@ -44,7 +44,7 @@ class Load:
     def __init__(
         self, options: argparse.Namespace, target: Target, engine: Engine, texts: Texts, name: str
     ) -> None:
-        self._options, self._target, self._engine, self._words, self._name = (
+        self._options, self._target, self._engine, self._texts, self._name = (
             options,
             target,
             engine,
@@ -76,7 +76,7 @@ class Load:
 
     async def _session(self, number: int) -> None:
         options, execution = self._options, f"{self._name}-{number}"
-        text = self._words.text(options.context)
+        text = self._texts.text(options.context)
         await asyncio.sleep(options.opening * number / options.sessions)
         connection = await Connection.open(self._target.url)
         messages: list[dict] = [{"role": "user", "content": text}]
@@ -93,7 +93,7 @@ class Load:
         answer = await connection.chat(self._target, execution, {"messages": messages, "tools": [TOOL]})
         took = answer.end - begun - self._engine.delay_s
         message = orjson.loads(answer.body)["choices"][0]["message"]
-        calls, text = message.get("tool_calls") or [], self._words.text(2000)
+        calls, text = message.get("tool_calls") or [], self._texts.text(2000)
         results = [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in calls]
         messages += [message, *(results or [{"role": "user", "content": text}])]
         return took

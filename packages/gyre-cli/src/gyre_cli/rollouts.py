@@ -122,10 +122,8 @@ class Rollouts:
         finally:
             try:
                 await self._proxy.close_execution(execution)
-            except (
-                RunFailed
-            ) as error:  # a proxy that is silent serves nobody, whether or not anybody else asks
-                self._fail(error)
+            except RunFailed as error:
+                self._fail(error)  # a silent proxy serves nobody, whether or not anybody else asks
             finally:
                 self._closed(execution, end)
         report.terminated(end.termination)

@@ -12,7 +12,7 @@ HEAD_LIMIT = 2**17
 
 
 class Heads(HttpToolsProtocol):
-    """uvicorn's protocol with a deadline for the head of each request."""
+    """uvicorn's protocol with bounds on the time and size of heads, and on the size of trailers, which are not looked at."""
 
     def __init__(self, *, head_timeout_s: float, **given: object) -> None:
         super().__init__(**given)
