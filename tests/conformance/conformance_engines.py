@@ -30,6 +30,8 @@ TOKEN_S = 0.001
 LONG = 3000
 """More tokens than any engine samples before a test has aborted them."""
 
+UNFLUSHED = "Weights were updated, but the cache was not flushed"
+
 
 class Engine:
     """A running engine. `models`: directories of weights that it may load, None where nobody knows any."""
@@ -75,7 +77,13 @@ class Engine:
         until(lambda: self.post("/flush_cache").status_code == 200)
 
     def update(self, **body: object) -> dict:
+        """Load weights. A request that was just answered may still be on its way out and forbid the flush, though no
+        other runs; then again.
+        """
         answer = self.post("/update_weights_from_disk", **body)
+        while answer.status_code == 400 and answer.json()["message"].startswith(UNFLUSHED):
+            self.flush()
+            answer = self.post("/update_weights_from_disk", **body)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -160,6 +168,22 @@ class Running(threading.Thread):
             return self.events[-1]
         assert self._final.status_code == 200, self._final.text
         return self._final.json()
+
+
+def begun(engine: Engine, new: int = LONG, /) -> Running:
+    """A stream that has some tokens."""
+    running = Running(engine, new, stream=True).began()
+    until(lambda: running.events[-1]["meta_info"]["completion_tokens"] >= 3)
+    return running
+
+
+def ended_later(engine: Engine, running: Running) -> dict:
+    """The end of a stream that was aborted after it sampled more."""
+    count = len(running.events)
+    until(lambda: running.done or len(running.events) > count + 3)
+    assert not running.done
+    engine.post("/abort_request", rid=running.rid)
+    return running.final()
 
 
 def events(response: httpx.Response) -> Iterator[bytes]:

@@ -2,7 +2,7 @@
 
 import httpx
 import pytest
-from conformance_engines import LONG, Running, connection, request, until
+from conformance_engines import LONG, Running, begun, connection, ended_later, request, until
 
 SOON_S = 0.5
 MODES = ("retract", "in_place")
@@ -10,13 +10,6 @@ MODES = ("retract", "in_place")
 
 def abort(engine, rid: str) -> None:
     assert engine.post("/abort_request", rid=rid).status_code == 200
-
-
-def begun(engine, new: int = LONG, count: int = 3) -> Running:
-    """A stream that has some tokens."""
-    running = Running(engine, new, stream=True).began()
-    until(lambda: running.events[-1]["meta_info"]["completion_tokens"] >= count)
-    return running
 
 
 @pytest.mark.parametrize("mode", [*MODES, "abort"])
@@ -36,7 +29,7 @@ def test_a_pause_holds_new_requests_until_continued(engine, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_runs_stands_still_and_goes_on(engine, mode):
-    running = begun(engine, 400)
+    running = begun(engine)
     engine.pause(mode)
 
     def arrived() -> int:
@@ -46,12 +39,23 @@ def test_what_runs_stands_still_and_goes_on(engine, mode):
         return len(running.events)
 
     until(lambda: arrived() == arrived())  # what was on its way when the pause was answered may come late
-    assert not running.done and running.events[-1]["meta_info"]["completion_tokens"] < 400
+    assert not running.done
+    stood = running.events[-1]["meta_info"]["completion_tokens"]
+    engine.go_on()
+    final = ended_later(engine, running)
+    meta, ids = final["meta_info"], final["output_ids"]
+    assert stood < len(ids) == meta["completion_tokens"] == len(meta["output_token_logprobs"])
+    assert meta["finish_reason"]["type"] == "abort" and meta["num_retractions"] == (mode == "retract")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_stood_still_ends_as_if_it_had_not(engine, mode):
+    running = begun(engine, 1200)
+    engine.pause(mode)
     engine.go_on()
     final = running.final()
-    assert len(final["output_ids"]) == 400
-    assert final["meta_info"]["finish_reason"] == {"type": "length", "length": 400}
-    assert final["meta_info"]["num_retractions"] == (mode == "retract")
+    assert len(final["output_ids"]) == 1200
+    assert final["meta_info"]["finish_reason"] == {"type": "length", "length": 1200}
 
 
 @pytest.mark.parametrize("body", [{"mode": "abort"}, {}])

@@ -1,7 +1,7 @@
 """Weight updates, their versions, and what requests see of both. The same for every engine."""
 
 import pytest
-from conformance_engines import LONG, PROMPT, Running, until
+from conformance_engines import LONG, PROMPT, UNFLUSHED, begun, ended_later
 
 GREEDY = {"temperature": 0.0}
 
@@ -16,12 +16,6 @@ def other(engine) -> str:
 
 def spans(final: dict) -> list[tuple[str, int, int]]:
     return [(s["version"], s["start"], s["end"]) for s in final["meta_info"]["weight_versions"]]
-
-
-def begun(engine, new: int = LONG) -> Running:
-    running = Running(engine, new, stream=True).began()
-    until(lambda: running.events[-1]["meta_info"]["completion_tokens"] >= 3)
-    return running
 
 
 def update(engine, path: str, version: str, **body: object):
@@ -64,15 +58,6 @@ def test_a_failed_update_changes_nothing(engine):
     assert spans(engine.answer(3)) == [(before["weight_version"], 0, 3)]
 
 
-def ended_later(engine, running: Running) -> dict:
-    """The end of a stream that was aborted after it sampled more."""
-    count = len(running.events)
-    until(lambda: running.done or len(running.events) > count + 3)
-    assert not running.done
-    engine.post("/abort_request", rid=running.rid)
-    return running.final()
-
-
 @pytest.mark.parametrize(("mode", "flush"), [("retract", True), ("retract", False), ("in_place", False)])
 def test_an_update_during_a_pause_is_seen_in_the_spans_of_what_runs(engine, other, mode, flush):
     old = engine.version
@@ -93,7 +78,7 @@ def test_a_flush_that_an_in_place_pause_forbids_fails_though_the_weights_changed
     engine.pause("in_place")
     answer = update(engine, other, "2", flush_cache=True)
     assert answer.status_code == 400 and answer.json()["success"] is False
-    assert answer.json()["message"].startswith("Weights were updated, but the cache was not flushed")
+    assert answer.json()["message"].startswith(UNFLUSHED)
     engine.go_on()
     assert [version for version, _, _ in spans(ended_later(engine, running))] == [old, "2"]
     engine.update(model_path=other, weight_version="3")  # a whole one, after which all agree again
@@ -103,7 +88,7 @@ def test_a_flush_that_an_in_place_pause_forbids_fails_though_the_weights_changed
 def test_an_update_without_a_pause_waits_for_what_runs_and_holds_what_comes(engine, other):
     old = engine.version
     running = begun(engine, 600)
-    assert update(engine, other, "2").status_code == 200
+    engine.update(model_path=other, weight_version="2")
     final = running.final()
     assert spans(final) == [(old, 0, 600)]
     assert spans(engine.answer(3)) == [("2", 0, 3)]
