@@ -17,8 +17,8 @@ from gyre_proxy.conversation import Request, texts
 from gyre_proxy.errors import BadRequest
 from gyre_proxy.sessions import Match, Prompt
 
-SHORT_TEXT = 2**12
-"""Characters below which encoding costs less than handing it to a thread."""
+SHORT_TEXT = 2**10
+"""Characters below which encoding holds up other calls for less time than handing it to a thread."""
 
 LONG_TEXT, ENCODERS = 2**16, 2
 """Characters from which texts are encoded a few at a time, others meanwhile pass by: the tokenizer needs a second for a
