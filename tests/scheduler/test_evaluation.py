@@ -1,18 +1,23 @@
 """Assessment: a failure is never a zero, and a valid zero is a score."""
 
 import asyncio
+import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from gyre_scheduler.errors import EvaluatorNotFound, SettingsError, TemplateError
-from gyre_scheduler.evaluation import Assessment, Evaluator
+from gyre_scheduler.evaluation import Assessment, Evaluator, Intermediate
 from gyre_scheduler.executions import ExecutionFolder
 
 TASK = {"id": "t", "prompt": "p", "weight": 0.5}
+EMPTY = f"sha256:{hashlib.sha256().hexdigest()}"
+"""What the digest of an empty workspace is called."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,16 +40,18 @@ def assess(folder, spec, task=TASK, budget_s=60.0, **options):
 
 def test_a_function_scores_the_workspace(folder):
     (folder.workspace / "result").write_text("0.5")
-    assert assess(folder, "evaluators:reads_the_workspace") == Assessment("valid", 0.25, None, 1)
+    found = assess(folder, "evaluators:reads_the_workspace")
+    assert found == Assessment("valid", 0.25, None, 1, found.artifact)
+    assert found.artifact.startswith("sha256:") and found.artifact != EMPTY
 
 
 def test_an_exception_is_unresolved_after_all_attempts(folder):
     found = assess(folder, "evaluators:raises", attempts=3)
-    assert found == Assessment("unresolved", None, "ValueError: a test broke", 3)
+    assert found == Assessment("unresolved", None, "ValueError: a test broke", 3, EMPTY)
 
 
 def test_a_crash_is_retried_against_the_same_workspace_and_zero_is_a_score(folder):
-    assert assess(folder, "evaluators:fails_once") == Assessment("valid", 0.0, None, 2)
+    assert assess(folder, "evaluators:fails_once") == Assessment("valid", 0.0, None, 2, EMPTY)
 
 
 def test_a_crash_is_unresolved(folder):
@@ -53,7 +60,7 @@ def test_a_crash_is_unresolved(folder):
 
 def test_a_hanging_function_is_ended_and_the_next_one_gets_a_new_worker(folder):
     found = assess(folder, "evaluators:hangs", timeout_s=0.2)
-    assert found == Assessment("unresolved", None, "the evaluator ran longer than 0.2 s", 2)
+    assert found == Assessment("unresolved", None, "the evaluator ran longer than 0.2 s", 2, EMPTY)
 
 
 def test_the_budget_bounds_the_attempts(folder):
@@ -200,7 +207,9 @@ def test_a_command_gives_its_score_on_the_last_line_and_sees_the_whole_task(fold
         "import json, sys; task = json.load(sys.stdin); print('noise')\n"
         "print(json.dumps({'score': task['expect'] / 4}))"
     )
-    assert assess(folder, command(program), {**TASK, "expect": 1}) == Assessment("valid", 0.25, None, 1)
+    assert assess(folder, command(program), {**TASK, "expect": 1}) == Assessment(
+        "valid", 0.25, None, 1, EMPTY
+    )
 
 
 def test_a_command_need_not_read_its_task(folder):
@@ -234,7 +243,14 @@ def test_what_is_expected_never_lies_where_the_harness_of_a_sibling_could_read_i
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("print('0.5')", "last line"),
+        ("print('0.5')", "not an object"),
+        ("print('score: 0.5')", "last line"),
+        ("print('{\"score\": true}')", "not a number but true"),
+        ("print('{\"score\": 1' + '0' * 400 + '}')", "outside [0, 1]"),
+        ('print(\'{"score": 0.5, "artifact": 7}\')', "artifact is not text"),
+        ('print(\'{"score": 0.5, "intermediate": {}}\')', "intermediate must be a list"),
+        ("print('[' * 100_000)", "last line"),
+        ("print('{\"score\":' + '[' * 900 + ']' * 900 + '}')", "not a number"),
         ('print(\'{"score": "high"}\')', "not a number"),
         ("print('{\"score\": NaN}')", "outside [0, 1]"),
         ("", "last line"),
@@ -247,29 +263,133 @@ def test_a_command_without_a_score_is_unresolved(folder, program, words):
     assert words in found.detail
 
 
-def test_a_command_is_watched_by_the_guard_while_it_runs(folder):
-    seen = []
+DRIVER = """
+import asyncio, sys, time
+from pathlib import Path
+from gyre_scheduler.evaluation import Evaluator
+from gyre_scheduler.executions import ExecutionFolder
+from gyre_scheduler.guard import Guard
 
-    class Watch:
-        @contextmanager
-        def watching(self, group):
-            seen.append(("watched", os.getpgid(group) == group != os.getpgid(0)))
-            yield
-            seen.append(("released", group))
+async def assess():
+    place = sys.argv[2]
+    command = ["sh", "-c", f"echo $$ > {place}.partial; mv {place}.partial {place}; sleep 600"]
+    with Guard() as guard:
+        async with Evaluator(command, timeout_s=600, guard=guard) as evaluator:
+            await evaluator.assess(ExecutionFolder(Path(sys.argv[1])), {}, time.monotonic() + 600)
 
-    assert assess(folder, command("print('{\"score\": 1}')"), guard=Watch()).score == 1.0
-    assert seen[0] == ("watched", True) and [word for word, _ in seen] == ["watched", "released"]
+asyncio.run(assess())
+"""
+
+
+def until(what, condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} within 60 s"
+        time.sleep(0.02)
+
+
+def lives(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_command_ends_with_a_driver_that_is_killed(folder, tmp_path):
+    started = tmp_path / "started"
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(folder.path), str(started)], start_new_session=True
+    )
+    try:
+        until("evaluator", started.exists)
+        command = int(started.read_text())
+        assert lives(command)
+    finally:
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait(60)
+    until("end of the evaluator", lambda: not lives(command))
 
 
 def test_a_command_that_hangs_is_ended(folder):
     found = assess(folder, ["sleep", "600"], attempts=1, timeout_s=0.2)
-    assert found == Assessment("unresolved", None, "the evaluator ran longer than 0.2 s", 1)
+    assert found == Assessment("unresolved", None, "the evaluator ran longer than 0.2 s", 1, EMPTY)
+
+
+def test_an_answer_names_what_it_assessed_and_earlier_states_keep_their_own(folder):
+    answer = {
+        "score": 0.75,
+        "detail": "all but one",
+        "artifact": "git:b",
+        "intermediate": [
+            {"score": 0.5, "artifact": "git:a", "branch": "try-1"},
+            {"score": 2, "artifact": "git:a2"},
+            {"score": 1},
+        ],
+    }
+    early = (
+        Intermediate("valid", 0.5, None, "git:a", "try-1"),
+        Intermediate("unresolved", None, "the score 2 is outside [0, 1]", None, None),
+        Intermediate(
+            "unresolved",
+            None,
+            "an intermediate assessment needs an artifact, which says what it assessed",
+            None,
+            None,
+        ),
+    )
+    expected = Assessment("valid", 0.75, "all but one", 1, "git:b", early)
+    task = {**TASK, "gives": answer}
+    assert assess(folder, "evaluators:gives_an_answer", task) == expected
+    says = "import json, sys; print(json.dumps(json.load(sys.stdin)['gives']))"
+    assert assess(folder, command(says), task) == expected
+
+
+def test_an_answer_of_a_function_that_is_none_is_unresolved(folder):
+    for gives, words in (
+        ({"detail": "forgot"}, "KeyError: 'score'"),
+        ({"score": 0.5, "artifact": 7}, "not text"),
+    ):
+        found = assess(folder, "evaluators:gives_an_answer", {**TASK, "gives": gives}, attempts=1)
+        assert found.status == "unresolved" and words in found.detail
+
+
+def test_an_endless_answer_of_a_function_is_unresolved_and_the_next_is_heard(folder):
+    task = {**TASK, "gives": {"score": 1, "detail": "x" * 3_000_000}}
+
+    async def twice():
+        async with Evaluator("evaluators:gives_an_answer", attempts=1, workers=1) as evaluator:
+            deadline = time.monotonic() + 60
+            first = await evaluator.assess(folder, task, deadline)
+            return first, await evaluator.assess(folder, {**TASK, "gives": {"score": 1}}, deadline)
+
+    first, second = asyncio.run(twice())
+    assert first.status == "unresolved" and "cannot be read" in first.detail
+    assert second.score == 1.0
+
+
+def test_halves_of_characters_do_not_reach_the_log(folder):
+    says = r"""print('{"score": 1, "detail": "\\ud800 x", "artifact": "\\udfff"}')"""
+    found = assess(folder, command(says))
+    assert found.score == 1.0 and (found.detail + found.artifact).encode()
+
+
+def test_without_a_workspace_there_is_nothing_to_assess(folder, tmp_path):
+    folder.workspace.rmdir()
+    nothing = Assessment("placeholder", 0.0, "the execution left no workspace", 0)
+    assert assess(folder, "evaluators:gives") == nothing
+    folder.workspace.symlink_to(tmp_path)
+    assert assess(folder, "evaluators:gives") == nothing
+
+
+def test_what_the_evaluator_writes_is_not_in_the_name_of_the_state(folder):
+    writes = (
+        "import pathlib, sys; pathlib.Path(sys.argv[1], 'cache').write_text('x'); print('{\"score\": 1}')"
+    )
+    assert assess(folder, command(writes)).artifact == EMPTY
+    assert assess(folder, command(writes)).artifact != EMPTY
 
 
 def test_workers_end_when_their_input_ends(folder):
-    import subprocess
-    import sys
-
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     worker = subprocess.run(
         [sys.executable, "-m", "gyre_scheduler.evaluation_worker", "evaluators:gives"],

@@ -12,7 +12,17 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from gyre_scheduler.evaluation_settings import JudgeSettings, checked_url, is_url
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from gyre_cli.errors import MisuseError
@@ -47,16 +57,36 @@ class ModelSection(Section):
     """Hugging Face directory of the policy; the built-in tiny model when absent."""
 
 
+def _kind_of_evaluator(given: Any) -> str:
+    """Which of the forms is meant, so that a fault is told of that one alone."""
+    kinds = {list: "command", tuple: "command", dict: "judge", JudgeSettings: "judge"}
+    return kinds.get(type(given), "text")
+
+
+EvaluatorSetting = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Tag("command")]
+    | Annotated[JudgeSettings, Tag("judge")],
+    Discriminator(_kind_of_evaluator),
+]
+
+
 class TaskSection(Section):
     source: str = "gyre_cli.quickstart.tasks:make_tasks"
     """`module:function` called with the seed, giving an endless iterator of task objects, or a JSON Lines file."""
-    evaluator: str | list[str] = "gyre_cli.quickstart.tasks:evaluate"
-    """`module:function` of (workspace, task) giving a score in [0, 1], or a command that reads the task on standard
-    input and whose last line is {"score": x}."""
+    evaluator: EvaluatorSetting = "gyre_cli.quickstart.tasks:evaluate"
+    """`module:function` of (workspace, task) giving a score in [0, 1]; a command that reads the task on standard input and
+    whose last line is {"score": x}; the URL of a service that is posted the task; or a table of `JudgeSettings`."""
     evaluation_workers: int = Field(default=2, ge=1)
     """Evaluations that run at a time."""
     evaluation_attempts: int = Field(default=2, ge=1)
     evaluation_timeout_s: float = Field(default=20.0, gt=0)
+    """Seconds of one attempt; a model as judge needs minutes."""
+
+    @field_validator("evaluator")
+    @classmethod
+    def _check_evaluator(cls, given: Any) -> Any:
+        return checked_url(given) if isinstance(given, str) and is_url(given) else given
 
 
 class HarnessSection(Section):
@@ -208,7 +238,7 @@ def load_config(
 def _said(fault: Any) -> str:
     if fault["type"] == "extra_forbidden":
         return "there is no such setting; `gyre train --dry-run` lists all"
-    return fault["msg"]
+    return fault["msg"].removeprefix("Value error, ")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -273,4 +303,6 @@ def _toml_value(value: Any) -> str:
         )
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml_value, value)) + "]"
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False).replace(
+        "\x7f", "\\u007f"
+    )  # halves of characters are no TOML

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from gyre_trajtree import Event, RunLogWriter
+from gyre_scheduler.evaluation import Assessment as Assessed
+from gyre_trajtree import Assessment, Event, RunLogWriter
 
 
 class RunRecord:
@@ -25,6 +26,36 @@ class RunRecord:
     def append(self, record: Any) -> None:
         """Append an execution, assessment or event record."""
         self._log.append(record)
+
+    def assessed(self, execution: str, found: Assessed, designated: bool = True) -> None:
+        """Append an assessment: what it says of earlier states first, each with the reference of its own state."""
+        now = time.time()
+        for each in found.intermediate:
+            self._log.append(
+                Assessment(
+                    execution,
+                    each.status,
+                    each.score,
+                    artifact=each.artifact,
+                    attempt=found.attempt,
+                    detail=each.detail,
+                    designated=False,
+                    time=now,
+                    extra={} if each.branch is None else {"branch": each.branch},
+                )
+            )
+        self._log.append(
+            Assessment(
+                execution,
+                found.status,
+                found.score,
+                artifact=found.artifact,
+                attempt=found.attempt,
+                detail=found.detail,
+                designated=designated,
+                time=now,
+            )
+        )
 
     def event(self, name: str, **fields: Any) -> None:
         """Append an event that happened now."""

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from gyre_scheduler.dispatch import group_of
 from gyre_scheduler.errors import SchedulerError, TaskError
-from gyre_scheduler.evaluation import Evaluator
+from gyre_scheduler.evaluation import Assessment, Evaluator
 from gyre_scheduler.executions import ExecutionFolder, Harness, HarnessEnd, run_harness
 from gyre_scheduler.guard import Guard
 from gyre_scheduler.runtime import Report
-from gyre_trajtree import Assessment, Execution
+from gyre_trajtree import Execution
 
 from gyre_cli.config import RunConfig
 from gyre_cli.errors import RunFailed
@@ -128,10 +128,10 @@ class Rollouts:
                 self._closed(execution, end)
         report.terminated(end.termination)
         if fault:  # nothing to assess: the zero-reward placeholder of section 5.2
-            assessment = Assessment(execution, "placeholder", 0.0, detail=fault, time=time.time())
+            assessment = Assessment("placeholder", 0.0, fault, attempt=0)
         else:
-            assessment = await self._assessment(execution, group, folder, end)
-        self._record.append(assessment)
+            assessment = await self._assessment(group, folder, end)
+        self._record.assessed(execution, assessment)
         report.assessed(assessment.status != "unresolved")
         if not self._config.harness.keep_workspaces:
             await asyncio.to_thread(shutil.rmtree, folder.path, ignore_errors=True)
@@ -147,7 +147,7 @@ class Rollouts:
         return await run_harness(self._harness, folder, group.task, base_url, key, budget, self._guard)
 
     async def _assessment(
-        self, execution: str, group: DispatchedGroup, folder: ExecutionFolder, end: HarnessEnd
+        self, group: DispatchedGroup, folder: ExecutionFolder, end: HarnessEnd
     ) -> Assessment:
         """Score the preserved workspace within what is left of the execution's whole budget."""
         evaluation = self._config.task.evaluation_timeout_s * self._config.task.evaluation_attempts
@@ -155,15 +155,7 @@ class Rollouts:
         assessed = await self._evaluator.assess(folder, group.task, time.monotonic() + left)
         if assessed.status == "unresolved":
             self.last_unresolved = assessed.detail
-        return Assessment(
-            execution=execution,
-            status=assessed.status,
-            score=assessed.score,
-            artifact=str(folder.workspace) if self._config.harness.keep_workspaces else None,
-            attempt=assessed.attempt,
-            detail=assessed.detail,
-            time=time.time(),
-        )
+        return assessed
 
     def _opened(self, execution: str, group: DispatchedGroup) -> None:
         self._record.append(

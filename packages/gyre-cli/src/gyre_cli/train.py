@@ -12,6 +12,7 @@ import logging
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ async def _train(plan: Plan, progress: Progress) -> dict[str, Any]:
         for start in (proxy_start, pool_start):
             stack.push_async_callback(_end_of, start)
         guard = stack.enter_context(Guard())
-        evaluator = await stack.enter_async_context(_evaluator(config, guard))
+        evaluator = await stack.enter_async_context(_evaluator(config, guard, record))
         proxy, pool = await proxy_start, await pool_start
         # They end by themselves when the driver dies, but a stopped process cannot.
         for group in (proxy.pid, *(cell.pid for cell in pool.cells.values())):
@@ -139,10 +140,15 @@ async def _end_of(start: asyncio.Task) -> None:
         await (started.stop() if isinstance(started, ProxyProcess) else started.close())
 
 
-def _evaluator(config: RunConfig, guard: Guard) -> Evaluator:
+def _evaluator(config: RunConfig, guard: Guard, record: RunRecord) -> Evaluator:
     task = config.task
     return Evaluator(
-        task.evaluator, task.evaluation_timeout_s, task.evaluation_attempts, task.evaluation_workers, guard
+        task.evaluator,
+        timeout_s=task.evaluation_timeout_s,
+        attempts=task.evaluation_attempts,
+        workers=task.evaluation_workers,
+        guard=guard,
+        late=partial(record.assessed, designated=False),
     )
 
 

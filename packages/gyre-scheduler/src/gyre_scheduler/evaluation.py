@@ -1,68 +1,56 @@
-"""Assessment of a preserved workspace: one score in [0, 1], or unresolved with a reason (section 5.2).
+"""Assessment of preserved work: one score in [0, 1], or unresolved with a reason, of a state that has a name (section 5.2).
 
-An evaluator is a Python function "module:function" of (workspace: Path, task: dict), or a command that reads
-the task as JSON from its standard input and whose last line of standard output is JSON {"score": x}. A
-failure (exception, time limit, no number, out of range) is never a zero: it leaves the assessment unresolved
-and is retried on the same workspace within the deadline.
+An evaluator is a Python function, a command, an HTTP service or a model as judge; `evaluation_function`,
+`evaluation_command`, `evaluation_http` and `evaluation_judge` run them. A failure (exception, time limit, no number, out of
+range) is never a zero: it leaves the assessment unresolved and is retried on the same workspace within the deadline. An
+answer that comes later still is handed on and changes nothing.
 
-Harnesses of other executions still run meanwhile, as the same user, so nothing of an evaluation is written to
-a named file: the task goes through standard input, what the evaluator says stays in memory. Evaluators run in
-the driver's current folder and environment. Functions run in worker processes of ours, so that one that hangs
-or crashes is ended without harm to the driver.
+Harnesses of other executions still run meanwhile, as the same user, so nothing of an evaluation is written to a named file:
+tasks go through standard input or a request, what an evaluator says stays in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import os
-import shutil
-import signal
-import sys
-import tempfile
+import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from io import BytesIO
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from .errors import CommandNotFound, EvaluatorNotFound, SettingsError, Unresolved
-from .executions import ExecutionFolder, last_line, render
+from .errors import EvaluatorNotFound, SettingsError, Unresolved
+from .evaluation_answers import Intermediate, Scoring, Verdict, Work, clean
+from .evaluation_command import Command
+from .evaluation_files import Files, Unreadable
+from .evaluation_function import Function
+from .evaluation_http import Service, Unavailable
+from .evaluation_judge import Judge
+from .evaluation_settings import EvaluatorSpec, JudgeSettings, checked_url, is_url
+from .executions import ExecutionFolder
 from .guard import Guard
-from .processes import run_process
 
-WORKER = "gyre_scheduler.evaluation_worker"
-START_S = 120.0
-"""A worker must have imported the evaluator's module by then."""
-OUTPUT_LIMIT = 1 << 20
-GRACE_S = 1.0
+__all__ = ["Assessment", "Evaluator", "EvaluatorSpec", "Intermediate", "JudgeSettings"]
 
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
     """The designated assessment of an execution. `score` is None exactly when it is unresolved."""
 
-    status: Literal["valid", "unresolved"]
+    status: Literal["valid", "unresolved", "placeholder"]
+    """A placeholder has score 0: the execution left nothing that could be assessed."""
     score: float | None
     detail: str | None
     attempt: int
-    """The attempt that gave it, from 1; 0 when there was no time for any."""
-
-
-class Scoring(Protocol):
-    """One way to run an evaluator."""
-
-    async def check(self) -> None:
-        """EvaluatorNotFound if the evaluator cannot be loaded. The only place where that can happen."""
-
-    async def score(self, workspace: Path, task: Mapping[str, Any], timeout_s: float, deadline: float) -> Any:
-        """The raw score; Unresolved if there is none within `timeout_s`, and in any case by `deadline`."""
-
-    async def close(self) -> None:
-        """End every process of it."""
+    """The attempt that gave it, from 1; 0 when there was none."""
+    artifact: str | None = None
+    """What was assessed: the evaluator's own reference, else the digest of the workspace before the first attempt
+    (`Files.digest`)."""
+    intermediate: tuple[Intermediate, ...] = ()
+    """Assessments of earlier states, which the evaluator gave along with it."""
 
 
 class Evaluator:
@@ -70,16 +58,18 @@ class Evaluator:
 
     def __init__(
         self,
-        spec: str | Sequence[str],
+        spec: EvaluatorSpec,
         timeout_s: float = 20.0,
         attempts: int = 2,
         workers: int = 2,
         guard: Guard | None = None,
+        late: Callable[[str, Assessment], None] | None = None,
     ):
-        """`spec`: "module:function" or a command with placeholders {python} {workspace}.
+        """`spec`: "module:function", a command with placeholders {python} {workspace}, a service's URL, or a judge.
 
         `timeout_s` bounds each of at most `attempts` attempts; at most `workers` evaluations run at a time. With a
-        `guard` a command also ends when this process is killed; functions do in any case.
+        `guard` a command also ends when this process is killed; functions do in any case. `late` takes the execution's name
+        and an assessment that came after the one that counts.
         """
         if not 0 < timeout_s < math.inf or attempts < 1 or workers < 1:
             raise SettingsError(
@@ -87,10 +77,9 @@ class Evaluator:
             )
         self.timeout_s = timeout_s
         self.attempts = attempts
+        self._late = late
         self._slots = asyncio.Semaphore(workers)
-        self._scoring: Scoring = (
-            _Function(spec, workers) if isinstance(spec, str) else _Command(tuple(spec), guard)
-        )
+        self._scoring = _scoring(spec, workers, guard)
 
     async def __aenter__(self) -> Evaluator:
         try:
@@ -104,190 +93,86 @@ class Evaluator:
         await self._scoring.close()
 
     async def assess(self, folder: ExecutionFolder, task: Mapping[str, Any], deadline: float) -> Assessment:
-        """Score a workspace; `deadline` is the end of the execution's whole budget on `time.monotonic()`.
+        """Score what an execution left; `deadline` is the end of its whole budget on `time.monotonic()`.
 
-        Waiting for one of the `workers` counts against it.
+        Waiting for one of the `workers` counts against it. The name of the folder is the execution's.
         """
+        if not _is_folder(folder.workspace):
+            return Assessment("placeholder", 0.0, "the execution left no workspace", 0)
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 await self._slots.acquire()
         except TimeoutError:
             return Assessment("unresolved", None, "no evaluator was free within the execution's budget", 0)
         try:
-            return await self._assess(folder.workspace, task, deadline)
+            artifact = await _artifact(folder.workspace, deadline)
+            return await self._assess(Work(folder.workspace, task, folder.path.name, 1), artifact, deadline)
         finally:
             self._slots.release()
 
-    async def _assess(self, workspace: Path, task: Mapping[str, Any], deadline: float) -> Assessment:
-        detail = "the execution's budget left no time for an evaluation"
-        for attempt in range(1, self.attempts + 1):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return Assessment("unresolved", None, detail, attempt - 1)
+    async def _assess(self, first: Work, artifact: str | None, deadline: float) -> Assessment:
+        detail, attempt = "the execution's budget left no time for an evaluation", 0
+        while attempt < self.attempts and time.monotonic() < deadline:
+            attempt += 1
+            last = attempt == self.attempts or time.monotonic() + self.timeout_s >= deadline
+            work = replace(
+                first, attempt=attempt, late=self._taker(first, attempt, artifact) if last else None
+            )
             try:
-                raw = await self._scoring.score(workspace, task, self.timeout_s, deadline)
-                return Assessment("valid", _checked(raw), None, attempt)
+                found = await self._scoring.score(work, self.timeout_s, deadline)
+                return _valid(found, attempt, artifact)
             except Unresolved as reason:
                 detail = str(reason)
-        return Assessment("unresolved", None, detail, self.attempts)
+                wait_s = reason.wait_s(attempt) if isinstance(reason, Unavailable) else 0.0
+            if wait_s >= deadline - time.monotonic():
+                break
+            if attempt < self.attempts:
+                await asyncio.sleep(wait_s)
+        return Assessment("unresolved", None, clean(detail), attempt, artifact)
+
+    def _taker(self, work: Work, attempt: int, artifact: str | None) -> Callable[[Verdict], None] | None:
+        return partial(self._came_late, work.execution, attempt, artifact) if self._late else None
+
+    def _came_late(self, execution: str, attempt: int, artifact: str | None, found: Verdict) -> None:
+        assert self._late is not None
+        assessment = _valid(found, attempt, artifact)
+        told = f"came too late and counts for nothing; {found.detail or ''}".rstrip("; ")
+        self._late(execution, replace(assessment, detail=told))
 
 
-def _checked(raw: Any) -> float:
-    if not isinstance(raw, int | float):
-        raise Unresolved(f"the score is not a number but {str(raw)[:80]!r}")
-    if not math.isfinite(raw) or not 0 <= raw <= 1:
-        raise Unresolved(f"the score {raw} is outside [0, 1]")
-    return float(raw)
-
-
-class _Command:
-    """A command, run once for each attempt."""
-
-    def __init__(self, command: tuple[str, ...], guard: Guard | None):
-        self._command = command
-        self._guard = guard
-
-    async def check(self) -> None:
-        program, *_ = self._rendered("") or [""]
-        if not program or shutil.which(program) is None:
-            raise EvaluatorNotFound(f"evaluator command {program!r} does not exist or is not executable")
-
-    async def score(self, workspace: Path, task: Mapping[str, Any], timeout_s: float, deadline: float) -> Any:
-        limit_s = min(timeout_s, deadline - time.monotonic())
-        out, err = BytesIO(), BytesIO()
-        try:
-            with tempfile.TemporaryFile() as request:
-                request.write(json.dumps(task).encode())
-                request.seek(0)
-                end = await run_process(
-                    self._rendered(str(workspace)),
-                    cwd=Path.cwd(),
-                    env=os.environ,
-                    stdin=request,
-                    stdout=out,
-                    stderr=err,
-                    output_limit=OUTPUT_LIMIT,
-                    timeout_s=limit_s,
-                    grace_s=GRACE_S,
-                    guard=self._guard,
-                )
-        except (CommandNotFound, OSError) as error:
-            raise Unresolved(f"the evaluator cannot be started: {error}") from None
-        if end.timed_out:
-            raise Unresolved(f"the evaluator ran longer than {limit_s:.1f} s")
-        if end.code != 0:
-            raise Unresolved(f"the evaluator ended with status {end.code}: {last_line(err)[:200]}")
-        return _score_line(last_line(out))
-
-    async def close(self) -> None:
-        """Nothing outlives an attempt."""
-
-    def _rendered(self, workspace: str) -> list[str]:
-        return [render(part, {"python": sys.executable, "workspace": workspace}) for part in self._command]
-
-
-def _score_line(line: str) -> Any:
+def _scoring(spec: EvaluatorSpec, workers: int, guard: Guard | None) -> Scoring:
+    if isinstance(spec, JudgeSettings):
+        return Judge(spec)
+    if not isinstance(spec, str):
+        return Command(tuple(spec), guard)
+    if not is_url(spec):
+        return Function(spec, workers)
     try:
-        return json.loads(line)["score"]
-    except (ValueError, KeyError, TypeError):
-        raise Unresolved(f'the evaluator\'s last line is not {{"score": x}} but {line[:80]!r}') from None
+        return Service(checked_url(spec))
+    except ValueError as reason:
+        raise EvaluatorNotFound(f"evaluator: {reason}") from None
 
 
-class _Function:
-    """A Python function in worker processes, all started at the beginning and again when one was ended.
-
-    The caller sees to it that no more than `workers` evaluations run at a time.
-    """
-
-    def __init__(self, spec: str, workers: int):
-        self._spec = spec
-        self._workers = workers
-        self._idle: list[asyncio.subprocess.Process] = []
-        self._busy: set[asyncio.subprocess.Process] = set()
-
-    async def check(self) -> None:
-        starts = (self._start(START_S) for _ in range(self._workers))
-        for started in await asyncio.gather(*starts, return_exceptions=True):
-            if isinstance(started, Unresolved):
-                raise EvaluatorNotFound(str(started))
-            if isinstance(started, BaseException):
-                raise started
-            self._rest(started)
-
-    async def score(self, workspace: Path, task: Mapping[str, Any], timeout_s: float, deadline: float) -> Any:
-        worker = self._idle.pop() if self._idle else await self._start(deadline - time.monotonic())
-        self._busy.add(worker)
-        limit_s = min(timeout_s, deadline - time.monotonic())
-        try:
-            async with asyncio.timeout(limit_s):
-                answer = await _ask(worker, workspace, task)
-        except TimeoutError:
-            await self._end(worker)
-            raise Unresolved(f"the evaluator ran longer than {limit_s:.1f} s") from None
-        except BaseException:
-            await self._end(worker)
-            raise
-        self._rest(worker)
-        if "error" in answer:
-            raise Unresolved(answer["error"])
-        return answer["score"]
-
-    async def close(self) -> None:
-        for worker in [*self._idle, *self._busy]:
-            await self._end(worker)
-        self._idle.clear()
-
-    async def _start(self, timeout_s: float) -> asyncio.subprocess.Process:
-        try:
-            worker = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", WORKER, self._spec),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise Unresolved(f"evaluator {self._spec!r} cannot be started: {error}") from None
-        self._busy.add(worker)
-        try:
-            async with asyncio.timeout(timeout_s):
-                hello = await _answer(worker)
-        except (TimeoutError, Unresolved):
-            await self._end(worker)
-            raise Unresolved(f"evaluator {self._spec!r} ended or hung while it was loaded") from None
-        if "error" in hello:
-            await self._end(worker)
-            raise Unresolved(f"evaluator {self._spec!r} cannot be loaded: {hello['error']}")
-        return worker
-
-    def _rest(self, worker: asyncio.subprocess.Process) -> None:
-        self._busy.discard(worker)
-        self._idle.append(worker)
-
-    async def _end(self, worker: asyncio.subprocess.Process) -> None:
-        self._busy.discard(worker)
-        with suppress(ProcessLookupError):
-            os.killpg(worker.pid, signal.SIGKILL)
-        await worker.wait()
+def _valid(found: Verdict, attempt: int, artifact: str | None) -> Assessment:
+    reference = found.artifact or artifact
+    return Assessment("valid", found.score, found.detail, attempt, reference, found.intermediate)
 
 
-async def _ask(
-    worker: asyncio.subprocess.Process, workspace: Path, task: Mapping[str, Any]
-) -> dict[str, Any]:
-    assert worker.stdin is not None
-    request = json.dumps({"workspace": str(workspace), "task": dict(task)})
+async def _artifact(workspace: Path, deadline: float) -> str | None:
+    """The digest of a workspace, None where there is no time for it or it vanishes."""
+    with suppress(TimeoutError, Unreadable, OSError):
+        async with asyncio.timeout(deadline - time.monotonic()):
+            return await asyncio.to_thread(_digest, workspace)
+    return None
+
+
+def _digest(workspace: Path) -> str:
+    with Files.of(workspace) as files:
+        return files.digest()
+
+
+def _is_folder(path: Path) -> bool:
     try:
-        worker.stdin.write(request.encode() + b"\n")
-        await worker.stdin.drain()
-    except ConnectionError:
-        raise Unresolved("the evaluator's process died before it was asked") from None
-    return await _answer(worker)
-
-
-async def _answer(worker: asyncio.subprocess.Process) -> dict[str, Any]:
-    assert worker.stdout is not None
-    line = await worker.stdout.readline()
-    if not line.endswith(b"\n"):
-        raise Unresolved("the evaluator's process died")
-    return json.loads(line)
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False

@@ -2,8 +2,9 @@
 
     python -m gyre_scheduler.evaluation_worker module:function
 
-First line out: {} when the function is loaded, {"error": text} when not. What the function prints goes to
-standard error. The process ends when its parent does, also in the middle of an evaluation.
+First line out: {} when the function is loaded, {"error": text} when not. Each later one: {"score": x} and what else the
+function's answer holds, or {"error": text}. What the function prints goes to standard error. The process ends when its
+parent does, also in the middle of an evaluation.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from .evaluation_answers import KEYS
 
 PARENT_POLL_S = 1.0
 
@@ -34,7 +37,7 @@ def main(spec: str) -> None:
         return
     answers.write("{}\n")
     for line in sys.stdin:
-        answers.write(json.dumps(_evaluate(function, json.loads(line))) + "\n")
+        answers.write(_evaluate(function, json.loads(line)) + "\n")
 
 
 def _load(spec: str) -> Callable[[Path, dict[str, Any]], Any]:
@@ -47,11 +50,15 @@ def _load(spec: str) -> Callable[[Path, dict[str, Any]], Any]:
     return function
 
 
-def _evaluate(function: Callable[[Path, dict[str, Any]], Any], request: dict[str, Any]) -> dict[str, Any]:
+def _evaluate(function: Callable[[Path, dict[str, Any]], Any], request: dict[str, Any]) -> str:
     try:
-        return {"score": float(function(Path(request["workspace"]), request["task"]))}
+        found = function(Path(request["workspace"]), request["task"])
+        if not isinstance(found, Mapping):
+            found = {"score": found}
+        answer = {key: found[key] for key in KEYS if key in found}
+        return json.dumps({**answer, "score": float(found["score"])})  # a number of any library's kind
     except Exception as error:
-        return {"error": _one_line(error)}
+        return json.dumps({"error": _one_line(error)})
 
 
 def _one_line(error: Exception) -> str:
