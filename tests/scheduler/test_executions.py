@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import sys
 import time
 from io import BytesIO
@@ -129,6 +130,157 @@ def test_a_background_process_left_behind_is_ended_and_does_not_delay(tmp_path):
     assert time.monotonic() - begin < 10
 
 
+DAEMON = """
+import os, sys, time
+begun, forgotten = os.pipe()
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        os.closerange(0, 3)
+        open("pid", "w").write(str(os.getpid()))
+        os.write(forgotten, b".")
+        if sys.argv[1:]:
+            os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], {})
+        time.sleep(600)
+    os._exit(0)
+os.read(begun, 1)
+"""
+"""Leaves a process in a session of its own, with none of our descriptors; with an argument, without our environment too."""
+
+
+@pytest.mark.parametrize("arguments", [(), ("without its environment",)])
+def test_a_daemon_ends_with_its_harness(tmp_path, arguments):
+    end, folder = execute(tmp_path, Harness((sys.executable, "-I", "-S", "-c", DAEMON, *arguments)))
+    assert end.termination == "completed", end.error
+    assert not alive(int((folder.workspace / "pid").read_text()))
+
+
+def test_daemons_of_daemons_end_at_a_timeout(tmp_path):
+    script = (
+        "for n in 1 2 3; do setsid sh -c 'trap \"\" TERM; echo $$ >> pids; setsid sleep 600 & wait' & done\n"
+        "while [ $(wc -l < pids) -lt 3 ]; do sleep 0.01; done; touch ready; wait"
+    )
+    end, folder = execute(tmp_path, shell(f"touch pids; {script}", grace_s=0.1), timeout_s=2.0)
+    assert end.termination == "timeout" and (folder.workspace / "ready").exists()
+    pids = (folder.workspace / "pids").read_text().split()
+    assert len(pids) == 3 and not any(alive(int(pid)) for pid in pids)
+
+
+def test_a_harness_may_leave_many_daemons_behind_while_it_works(tmp_path):
+    """Those that end by themselves are not kept as zombies by whoever took them in."""
+    script = (
+        "for n in $(seq 20); do (setsid true &); done\n"
+        "until ! grep -qs '^State:.Z' $(cat /proc/$PPID/task/$PPID/children | sed 's|[0-9]*|/proc/&/status|g')\n"
+        "do sleep 0.01; done"
+    )
+    end, _ = execute(tmp_path, shell(script))
+    assert end.termination == "completed", end.error
+
+
+def test_a_harness_has_three_descriptors_and_no_ignored_signals(tmp_path):
+    end, folder = execute(
+        tmp_path,
+        shell("ls -l /proc/self/fd | grep -c '[0-2] ->'; ls /proc/self/fd | wc -l; cat /proc/self/status"),
+    )
+    lines = folder.stdout.read_text().splitlines()
+    assert lines[:2] == ["3", "4"]  # `ls` opens the folder
+    ignored = next(line for line in lines if line.startswith("SigIgn:"))
+    assert int(ignored.split()[1], 16) == 0
+
+
+def test_a_prefix_goes_in_front_of_the_command(tmp_path):
+    harness = shell("echo $IN $(nice); pwd", prefix=("/usr/bin/env", "IN={workspace}", "nice", "-n", "3"))
+    harness.check()
+    end, folder = execute(tmp_path, harness)
+    assert end.termination == "completed", end.error
+    assert folder.stdout.read_text().split() == [str(folder.workspace), "3", str(folder.workspace)]
+
+
+@pytest.mark.skipif(not shutil.which("unshare") or os.geteuid() != 0, reason="needs unshare and root")
+def test_a_prefix_may_put_the_harness_into_a_namespace_that_ends_with_it(tmp_path):
+    script = "echo $$ > own; setsid sleep 600 & wait"
+    unshare = ("unshare", "--pid", "--fork", "--mount-proc")
+    end, folder = execute(tmp_path, shell(script, prefix=unshare, grace_s=0.1), timeout_s=1.0)
+    assert end.termination == "timeout" and (folder.workspace / "own").read_text() == "1\n"
+    assert not processes_in(folder.workspace)
+
+
+def processes_in(workspace):
+    """Processes whose current folder this is."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.readlink(f"/proc/{entry}/cwd") == str(workspace):
+                found.append(entry)
+        except OSError:
+            continue
+    return found
+
+
+def test_a_container_is_told_the_environment_without_its_values(tmp_path):
+    harness = Harness(
+        ("agent", "{prompt}"),
+        env={"EXTRA": "{key}"},
+        prefix=("docker", "run", "--name", "{name}", "{env}", "--volume", "{workspace}:{workspace}", "image"),
+    )
+    folder = ExecutionFolder(tmp_path / "e 1")
+    values = folder.values(TASK, "http://127.0.0.1:1/x/e", "secret-key")
+    prefix = harness.render_prefix(values)
+    told = [name for option, name in zip(prefix, prefix[1:], strict=False) if option == "--env"]
+    assert told == ["HOME", "LANG", "GYRE_BASE_URL", "GYRE_API_KEY", "GYRE_TASK_FILE", "EXTRA"]
+    assert "secret-key" not in " ".join(prefix)
+    assert prefix[:3] == ["docker", "run", "--name"] and prefix[3].startswith("gyre-e-1-")
+    other = ExecutionFolder(tmp_path / "other" / "e 1").values(TASK, "", "")
+    assert other["name"] != values["name"]
+
+
+@pytest.mark.parametrize("script", ["exit 0", "exit 3", "sleep 600"])
+def test_the_stop_command_runs_when_all_of_the_harness_is_gone(tmp_path, script):
+    stop = (
+        "/bin/sh",
+        "-c",
+        "kill -0 $(cat pid) 2> /dev/null || touch stopped; setsid sleep 600 & echo {name} $!",
+    )
+    harness = shell(f"setsid sleep 600 & echo $! > pid; {script}", stop=stop, grace_s=0.1)
+    harness.check()
+    _, folder = execute(tmp_path, harness, timeout_s=1.0)
+    assert (folder.workspace / "stopped").exists()
+    assert not processes_in(folder.workspace)
+
+
+def test_a_stop_command_that_fails_is_reported_and_is_no_failure_of_the_harness(tmp_path, caplog):
+    end, _ = execute(tmp_path, shell("exit 0", stop=("/bin/sh", "-c", "echo no such container; exit 5")))
+    assert end.termination == "completed"
+    assert "exit status 5: no such container" in caplog.text
+    execute(tmp_path / "again", shell("exit 0", stop=("/no/such/program",)))
+    assert "No such file" in caplog.text
+
+
+def test_a_prefix_and_a_stop_command_are_looked_up_at_the_start():
+    with pytest.raises(HarnessNotFound, match="'/no/docker'.*set harness.prefix"):
+        Harness(("known in the image only",), prefix=("/no/docker", "run")).check()
+    with pytest.raises(HarnessNotFound, match="'/no/docker'.*set harness.stop"):
+        Harness(("{python}",), stop=("/no/docker", "rm", "{name}")).check()
+    Harness(("known in the image only",), prefix=("/bin/sh",)).check()
+    with pytest.raises(TemplateError):
+        Harness(("{python}",), prefix=("env", "{nope}")).check()
+
+
+def test_files_stand_in_home_before_the_start(tmp_path):
+    harness = shell("cat ~/.agent/config.json", files={".agent/config.json": '{"url": "{base_url}/v1"}'})
+    _, folder = execute(tmp_path, harness)
+    assert json.loads(folder.stdout.read_text()) == {"url": "http://127.0.0.1:1/x/e/v1"}
+    with pytest.raises(TaskError, match="outside"):
+        shell("", files={"../x": ""}).check()
+
+
+def test_a_prompt_that_is_no_argument_fails_one_execution(tmp_path):
+    harness = Harness(("{python}", "-c", "", "{prompt}"))
+    for number, prompt in enumerate(("x" * 200_000, "zero \0")):
+        end, _ = execute(tmp_path / str(number), harness, task={**TASK, "prompt": prompt})
+        assert end.termination == "failed" and "cannot be started with this task" in end.error
+
+
 def test_output_is_bounded_and_the_harness_still_ends(tmp_path):
     end, folder = execute(tmp_path, python("print('x' * 5_000_000)", output_limit=1000))
     kept = folder.stdout.read_bytes()
@@ -197,7 +349,7 @@ def test_an_empty_command_is_refused():
 
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", ""])
 def test_a_task_cannot_write_outside_its_workspace(tmp_path, name):
-    with pytest.raises(TaskError, match="outside the workspace"):
+    with pytest.raises(TaskError, match="outside the folder"):
         ExecutionFolder.create(tmp_path / "execution", {**TASK, "files": {name: "x"}})
 
 

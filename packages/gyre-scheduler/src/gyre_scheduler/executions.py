@@ -9,6 +9,8 @@ prompt, the files and what stands under `harness`; nothing else of it is ever wr
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import math
 import os
@@ -26,20 +28,30 @@ from .guard import Guard
 from .processes import ProcessEnd, run_process
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+UNFIT = {errno.E2BIG, errno.EINVAL}
+"""A prompt that is no argument of a command: longer than 128 KiB, or with a zero character."""
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True)
 class Harness:
-    """A command template and its environment.
+    """A command template with its environment and files, and what goes around it.
 
-    Placeholders: {python} {workspace} {home} {base_url} {key} {task_file} {prompt}, and `placeholders`' own.
+    Placeholders: {python} {workspace} {home} {base_url} {key} {task_file} {prompt} {name}, and `placeholders`' own.
+    {name} is one that no other execution on the machine has; a container can be called so.
     The command runs with the workspace as its current folder, so paths in it must be absolute.
     """
 
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     placeholders: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Written into HOME before the start: {path below it: template}."""
+    prefix: tuple[str, ...] = ()
+    """Command of a sandbox or container, put in front of `command`. Its part "{env}" becomes `--env NAME` for each variable
+    of the environment but PATH: docker and podman take the value from their own, so that no list of processes shows it."""
+    stop: tuple[str, ...] = ()
+    """Command that runs when every process of the harness is gone, however that came; for what is no process below it."""
     grace_s: float = 2.0
     """Seconds between SIGTERM and SIGKILL when the time is up."""
     output_limit: int = 1 << 20
@@ -52,18 +64,41 @@ class Harness:
             )
 
     def check(self) -> None:
-        """HarnessNotFound or TemplateError now rather than at the first launch."""
-        names = dict.fromkeys(("workspace", "home", "base_url", "key", "task_file", "prompt"), "")
-        program, *_ = self.render_command(names) or [""]
-        for value in self.env.values():
-            render(value, {**self._always(), **names})
-        if not program or shutil.which(program, path=_search_path()) is None:
+        """HarnessNotFound, TemplateError or TaskError now rather than at the first launch.
+
+        Where there is a prefix, the command is looked up by it, perhaps in an image, so only the prefix is looked up here.
+        """
+        names = dict.fromkeys(("workspace", "home", "base_url", "key", "task_file", "prompt", "name"), "")
+        self.render_env(names)
+        self.render_files(names)
+        command, stop = self.render_command(names), self.render_stop(names)
+        if not any(command[:1]):
+            raise HarnessNotFound("the harness command '' does not exist; set harness.command")
+        if prefix := self.render_prefix(names):
+            self._find(prefix[0], "prefix")
+        else:
+            self._find(command[0], "command")
+        if stop:
+            self._find(stop[0], "stop")
+
+    def _find(self, program: str, setting: str) -> None:
+        if shutil.which(program, path=self.env.get("PATH", _search_path())) is None:
             raise HarnessNotFound(
-                f"harness command {program!r} does not exist or is not executable; set harness.command"
+                f"harness {setting} {program!r} does not exist or is not executable; set harness.{setting}"
             )
 
     def render_command(self, values: Mapping[str, str]) -> list[str]:
         return [render(part, {**self._always(), **values}) for part in self.command]
+
+    def render_prefix(self, values: Mapping[str, str]) -> list[str]:
+        names = [name for name in self.render_env(values) if name != "PATH"]
+        parts = []
+        for part in self.prefix:
+            parts += [option for name in names for option in ("--env", name)] if part == "{env}" else [part]
+        return [render(part, {**self._always(), **values}) for part in parts]
+
+    def render_stop(self, values: Mapping[str, str]) -> list[str]:
+        return [render(part, {**self._always(), **values}) for part in self.stop]
 
     def render_env(self, values: Mapping[str, str]) -> dict[str, str]:
         """The whole environment of one execution."""
@@ -75,6 +110,12 @@ class Harness:
             "GYRE_API_KEY": values["key"],
             "GYRE_TASK_FILE": values["task_file"],
             **{name: render(value, {**self._always(), **values}) for name, value in self.env.items()},
+        }
+
+    def render_files(self, values: Mapping[str, str]) -> dict[Path, str]:
+        """{path below HOME: text}."""
+        return {
+            _inside(name): render(text, {**self._always(), **values}) for name, text in self.files.items()
         }
 
     def _always(self) -> dict[str, str]:
@@ -108,9 +149,7 @@ class ExecutionFolder:
         for made in (path, folder.workspace, folder.home):
             made.mkdir(parents=made is path)
         for name, text in task.get("files", {}).items():
-            target = folder.workspace / _inside(name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text)
+            write_below(folder.workspace, _inside(name), text)
         folder.task_file.write_text(json.dumps(harness_view(task)))
         return folder
 
@@ -134,6 +173,19 @@ class ExecutionFolder:
     def stderr(self) -> Path:
         return self.path / "stderr.txt"
 
+    def values(self, task: Mapping[str, Any], base_url: str, key: str) -> dict[str, str]:
+        """What the placeholders of a harness stand for."""
+        digest = hashlib.sha256(os.fsencode(self.path.absolute())).hexdigest()[:12]
+        return {
+            "workspace": str(self.workspace),
+            "home": str(self.home),
+            "base_url": base_url,
+            "key": key,
+            "task_file": str(self.task_file),
+            "prompt": str(task.get("prompt", "")),
+            "name": f"gyre-{re.sub('[^A-Za-z0-9_.-]', '-', self.path.name)}-{digest}",
+        }
+
     def discard(self) -> None:
         """Remove everything of the execution from the disk."""
         shutil.rmtree(self.path)
@@ -148,23 +200,17 @@ async def run_harness(
     timeout_s: float,
     guard: Guard | None = None,
 ) -> HarnessEnd:
-    """Start the harness, wait for it, end its process group.
+    """Start the harness, wait for it, end everything it started.
 
     A harness that runs into `timeout_s` is ended, and what it left in its workspace can be assessed as usual.
     HarnessNotFound if the command cannot be executed.
     """
-    values = {
-        "workspace": str(folder.workspace),
-        "home": str(folder.home),
-        "base_url": base_url,
-        "key": key,
-        "task_file": str(folder.task_file),
-        "prompt": str(task.get("prompt", "")),
-    }
+    values = folder.values(task, base_url, key)
     try:
+        write_files(harness, folder.home, values)
         with folder.stdout.open("wb", buffering=0) as out, folder.stderr.open("w+b", buffering=0) as err:
             end = await run_process(
-                harness.render_command(values),
+                [*harness.render_prefix(values), *harness.render_command(values)],
                 cwd=folder.workspace,
                 env=harness.render_env(values),
                 stdout=out,
@@ -173,10 +219,15 @@ async def run_harness(
                 timeout_s=timeout_s,
                 grace_s=harness.grace_s,
                 guard=guard,
+                stop=harness.render_stop(values),
             )
             return _harness_end(end, last_line(err), timeout_s)
     except CommandNotFound as missing:
         raise HarnessNotFound(f"harness command {missing}; set harness.command") from None
+    except OSError as refused:
+        if refused.errno not in UNFIT:
+            raise
+        return HarnessEnd("failed", -1, f"the harness cannot be started with this task: {refused}", 0.0)
 
 
 def harness_view(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,6 +239,18 @@ def harness_view(task: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(view, Mapping):
         raise TaskError(f"the task's harness part must be an object, not {str(view)[:80]!r}")
     return {**view, **{name: task[name] for name in ("id", "prompt") if name in task}}
+
+
+def write_files(harness: Harness, home: Path, values: Mapping[str, str]) -> None:
+    """Write what a harness wants to find in its HOME."""
+    for path, text in harness.render_files(values).items():
+        write_below(home, path, text)
+
+
+def write_below(folder: Path, path: Path, text: str) -> None:
+    target = folder / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text)
 
 
 def render(template: str, values: Mapping[str, str]) -> str:
@@ -222,7 +285,7 @@ def last_line(file: BinaryIO, limit: int = 4096) -> str:
 def _inside(name: str) -> Path:
     path = Path(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise TaskError(f"the task's file {name!r} lies outside the workspace")
+        raise TaskError(f"the file {name!r} lies outside the folder that it belongs to")
     return path
 
 
