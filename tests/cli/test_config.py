@@ -1,5 +1,7 @@
 """The configuration: priorities, refusals, and a round trip through its own file."""
 
+import json
+
 import pytest
 from gyre_cli.config import load_config, to_toml
 from gyre_cli.errors import MisuseError
@@ -10,6 +12,42 @@ def test_a_dumped_configuration_loads_as_itself(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(to_toml(config.dump()))
     assert load_config(path) == config
+
+
+@pytest.mark.parametrize(
+    "evaluator",
+    [
+        "my.module:evaluate",
+        "https://host:8000/score",
+        ["{python}", "score.py", "{workspace}"],
+        {
+            "url": "https://host/v1",
+            "model": "m",
+            "key_env": "JUDGE_KEY",
+            "rubric": 'half for "a",\n½ for \U0001f600\x7f',
+        },
+        {"url": "https://host/v1", "model": "m", "options": {"temperature": 0, "stop": ["x"]}, "turns": 3},
+    ],
+)
+def test_every_kind_of_evaluator_survives_its_own_file(tmp_path, evaluator, monkeypatch):
+    config = load_config(None, [f"task.evaluator={json.dumps(evaluator)}"])
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(config.dump()))
+    assert load_config(path) == config
+    found = config.dump()["task"]["evaluator"]
+    assert (
+        found if not isinstance(evaluator, dict) else {name: found[name] for name in evaluator}
+    ) == evaluator
+    given = evaluator if isinstance(evaluator, str) else json.dumps(evaluator)
+    monkeypatch.setenv("GYRE_TASK__EVALUATOR", given)
+    assert load_config().task == config.task
+
+
+def test_the_judge_of_a_file_is_changed_by_its_parts(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text('[task.evaluator]\nurl = "http://host/v1"\nmodel = "m"\n')
+    judge = load_config(path, ["task.evaluator.model=n"]).task.evaluator
+    assert (judge.url, judge.model) == ("http://host/v1", "n")
 
 
 def test_set_beats_environment_beats_file_beats_default(tmp_path, monkeypatch):
@@ -38,6 +76,14 @@ def test_set_beats_environment_beats_file_beats_default(tmp_path, monkeypatch):
         ('task.source="\\ud800"', "cannot be written"),
         ("seed=" + "[" * 100_000, "seed"),
         ("seed.x=1", "seed"),
+        ("task.evaluator=http://host:port/", "task.evaluator: 'http://host:port/' is not a URL"),
+        ("task.evaluator=https://u:p@host/", "task.evaluator: a URL with a user or password"),
+        ("task.evaluator=7", "task.evaluator.text"),
+        ("task.evaluator=[1]", "task.evaluator.command.0"),
+        ("task.evaluator.url=http://host/v1", "task.evaluator.judge.model: Field required"),
+        ('task.evaluator={"url": "host", "model": "m"}', "task.evaluator.judge.url: 'host' is not a URL"),
+        ('task.evaluator={"url": "http://h", "model": "m", "key_env": "sk-1"}', "judge.key_env"),
+        ('task.evaluator={"url": "http://h", "model": "m", "rubrik": "x"}', "judge.rubrik: there is no such"),
     ],
 )
 def test_a_wrong_setting_is_named_in_one_line(assignment, part):

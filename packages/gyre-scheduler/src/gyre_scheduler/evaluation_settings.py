@@ -5,6 +5,7 @@ No client and no process here, so that a configuration is read without them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -36,6 +37,7 @@ def checked_url(url: str) -> str:
 def _options(options: dict[str, Any]) -> dict[str, Any]:
     if taken := [name for name in OWNED if name in options]:
         raise ValueError(f"{', '.join(taken)} cannot be given as an option of the judge")
+    json.dumps(options, allow_nan=False)
     return options
 
 
