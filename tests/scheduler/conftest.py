@@ -28,6 +28,7 @@ from gyre_scheduler.events import (
     Assessed,
     CellBack,
     CellLost,
+    Expected,
     Launched,
     Published,
     RoleChanged,
@@ -43,10 +44,11 @@ from gyre_scheduler.scheduler import Scheduler
 class RandomEnvironment:
     """Drives one scheduler to its end. `pending` holds what could happen next; chance picks."""
 
-    def __init__(self, settings, seed, invalid=0.2, losses=0.0, permanent=0.0, snapshots=0.05):
+    def __init__(self, settings, seed, invalid=0.2, losses=0.0, permanent=0.0, snapshots=0.05, expected=0.05):
         self.settings = settings
         self.random = random.Random(seed)
         self.invalid, self.losses, self.permanent, self.snapshots = invalid, losses, permanent, snapshots
+        self.expected = expected
         self.scheduler = Scheduler(settings)
         self.log = []
         self.pending = []
@@ -76,6 +78,7 @@ class RandomEnvironment:
                 return self.ended
             assert self.pending, f"deadlock: {self.scheduler.to_state()}"
             self.maybe_lose_cell()
+            self.maybe_expect()
             self.happen(self.pending.pop(self.random.randrange(len(self.pending))))
         raise AssertionError("no end in sight")
 
@@ -150,6 +153,11 @@ class RandomEnvironment:
         if not permanent:
             self.pending.append(("back", cell))
         self.deliver(CellLost(cell, permanent))
+
+    def maybe_expect(self):
+        if self.random.random() < self.expected:
+            group = self.random.randrange(len(self.version_of) + 2 * self.settings.queue_depth)
+            self.deliver(Expected(group, self.random.uniform(0.1, 10)))
 
     # -- what the scheduler asks -----------------------------------------------------------------------------
 

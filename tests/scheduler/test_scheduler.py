@@ -191,11 +191,13 @@ def test_nothing_launches_on_a_returned_satellite_before_the_publication():
     assert scheduler.cells.roles[1] == "rollout"
 
 
-def test_without_streaming_the_core_waits_for_a_whole_batch():
-    scheduler = machine(streaming=False)
+@pytest.mark.parametrize("mu", [1, 2])
+def test_without_streaming_the_core_waits_for_all_groups_of_its_burst(mu):
+    scheduler = machine(streaming=False, mu=mu)
     scheduler.handle(Started())
-    assert not of(Transition, close_groups(scheduler, 0))
-    assert of(Transition, close_groups(scheduler, 1))
+    *before, last = range(mu * scheduler.settings.groups_per_step)
+    assert not of(Transition, close_groups(scheduler, *before))
+    assert of(Transition, close_groups(scheduler, last))
 
 
 def test_async_trains_on_its_cells_from_the_start_and_never_rolls_out_there():

@@ -297,12 +297,22 @@ def tree_export(
         emit(result)
 
 
+WorkloadFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--workload",
+        metavar="FILE",
+        help="Durations instead of the preset's: a run log, or a .json file with a list of hours for each query.",
+    ),
+]
+Seeds = Annotated[int, typer.Option(min=1, max=1000, help="Workloads to simulate; hours are their mean.")]
+
+
 @schedule_app.command("simulate")
 def schedule_simulate(
-    preset: Annotated[
-        str, typer.Option(help="quickstart, nl2repo-e0, nl2repo-a0 or nl2repo-c0.")
-    ] = "quickstart",
+    preset: Annotated[str, typer.Option(help="A named run; an unknown name lists them.")] = "quickstart",
     set_: SetSimulated = None,
+    workload: WorkloadFile = None,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
     html: Annotated[
         Path | None, typer.Option("--html", help="Also write roles and waterlevel as a page.")
@@ -312,11 +322,59 @@ def schedule_simulate(
     """Run the scheduler of `gyre train` on a virtual clock."""
     from gyre_cli.schedule import figures, run_simulation, show_simulation, write_simulation
 
-    chosen, result = run_simulation(preset, set_ or [], seed)
+    chosen, result = run_simulation(preset, set_ or [], seed, workload)
     if html:
         write_simulation(html, preset, chosen, result)
     named = {"preset": preset, "paper_hours": chosen.paper_hours}
     emit(named | figures(result)) if json else show_simulation(preset, chosen, result)
+
+
+@schedule_app.command("compare")
+def schedule_compare(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...", help="table1, nl2repo, deepswe or 2.4t (the paper's comparisons), or presets."
+        ),
+    ],
+    set_: SetSimulated = None,
+    workload: WorkloadFile = None,
+    seeds: Seeds = 4,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Also write figures and roles as a page.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Simulate runs side by side: the rows of the paper's Table 1, its other comparisons, or presets of your choice."""
+    from gyre_cli.schedule import comparison_figures, run_comparison, show_comparison, write_comparison
+
+    rows = run_comparison(names, set_ or [], seeds, workload)
+    if html:
+        write_comparison(html, ", ".join(names), rows)
+    emit(comparison_figures(rows, fitted=names == ["table1"])) if json else show_comparison(rows)
+
+
+@schedule_app.command("plan")
+def schedule_plan(
+    preset: Annotated[
+        str, typer.Option(help="A named run whose cells, batch, workload and costs to plan for.")
+    ] = "nl2repo-e0",
+    set_: SetSimulated = None,
+    workload: WorkloadFile = None,
+    staleness: Annotated[
+        float | None,
+        typer.Option(min=0, max=100, help="Mean staleness to keep; the preset's where not given."),
+    ] = None,
+    seeds: Seeds = 3,
+    json: Json = False,
+) -> None:
+    """Search policy, phi, mu, split and launch order of the fastest run; say what limits it and what nothing can beat."""
+    from gyre_cli.schedule import chosen_preset, plan_figures, run_plan, show_plan
+
+    chosen = chosen_preset(preset, set_ or [], workload)
+    target = float(chosen.settings.staleness_target) if staleness is None else staleness
+    found = run_plan(chosen, target, seeds)
+    emit(plan_figures(found)) if json else show_plan(found)
 
 
 class Terminated(CommandError):

@@ -1,20 +1,27 @@
-"""`gyre schedule simulate`: one configuration of the live scheduler on a virtual clock, as figures and as a page."""
+"""`gyre schedule`: the live scheduler on a virtual clock. One run, runs side by side, and the search for the best one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
+from gyre_scheduler.comparison import Bounds, Row, compare, errors
 from gyre_scheduler.errors import SchedulerError
-from gyre_scheduler.presets import Preset, preset
+from gyre_scheduler.planning import Plan, plan
+from gyre_scheduler.presets import COMPARISONS, FITTED, Preset, comparison, preset
 from gyre_scheduler.simulator import SimulationResult, simulate
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from gyre_cli.charts import Span, line_chart, page, role_timeline
 from gyre_cli.config import assign
+from gyre_cli.durations import load_workload
 from gyre_cli.errors import MisuseError
 
 PARTS = ("settings", "workload", "costs")
@@ -22,18 +29,204 @@ MOST_EXECUTIONS = 5_000_000
 """Some minutes of simulation."""
 
 
-def run_simulation(name: str, assignments: list[str], seed: int) -> tuple[Preset, SimulationResult]:
+def run_simulation(
+    name: str, assignments: list[str], seed: int, workload: Path | None = None
+) -> tuple[Preset, SimulationResult]:
     """Simulate a preset with overrides: a setting of the scheduler, or `workload.x=`, `costs.x=`."""
+    chosen = chosen_preset(name, assignments, workload)
     try:
-        chosen = _overridden(preset(name), assignments)
-        settings = chosen.settings
-        if (executions := settings.steps * settings.groups_per_step * settings.group_size) > MOST_EXECUTIONS:
-            raise MisuseError(
-                f"{executions:,} executions are more than the {MOST_EXECUTIONS:,} one simulation may have"
-            )
         return chosen, simulate(chosen.settings, chosen.workload, chosen.costs, seed)
     except SchedulerError as error:
         raise MisuseError(str(error)) from None
+
+
+def chosen_preset(name: str, assignments: list[str], workload: Path | None = None) -> Preset:
+    """The preset of that name with overrides, and with the workload of a file if there is one."""
+    try:
+        return _checked(_overridden(preset(name), assignments, workload))
+    except SchedulerError as error:
+        raise MisuseError(str(error)) from None
+
+
+def _checked(chosen: Preset) -> Preset:
+    settings = chosen.settings
+    if (executions := settings.steps * settings.groups_per_step * settings.group_size) > MOST_EXECUTIONS:
+        raise MisuseError(
+            f"{executions:,} executions are more than the {MOST_EXECUTIONS:,} one simulation may have"
+        )
+    return chosen
+
+
+def run_comparison(
+    names: list[str], assignments: list[str], seeds: int, workload: Path | None = None
+) -> list[Row]:
+    """Simulate the rows of a comparison, or presets, side by side, each with the same overrides."""
+    try:
+        one = len(names) == 1 and names[0] in COMPARISONS
+        rows = comparison(names[0]) if one else {name: preset(name) for name in names}
+        chosen = {name: _checked(_overridden(row, assignments, workload)) for name, row in rows.items()}
+        with _progress("simulating") as advance:
+            advance(len(chosen) * seeds)
+            return compare(chosen, seeds, lambda: advance(0))
+    except SchedulerError as error:
+        raise MisuseError(str(error)) from None
+
+
+def run_plan(chosen: Preset, staleness: float, seeds: int) -> Plan:
+    """Search the fastest schedule for the preset's cells, batch, workload and costs."""
+    try:
+        with _progress("simulating") as advance:
+            return plan(chosen, staleness, seeds, advance)
+    except SchedulerError as error:
+        raise MisuseError(str(error)) from None
+
+
+@contextmanager
+def _progress(doing: str) -> Iterator[Any]:
+    """Progress on standard error: called with how much is to come, or with 0 for one more that is done."""
+    total = 0
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=None)
+
+        def advance(more: int) -> None:
+            nonlocal total
+            total += more
+            bar.update(task, total=total, advance=0 if more else 1)
+
+        yield advance
+
+
+def comparison_figures(rows: list[Row], fitted: bool) -> dict[str, Any]:
+    """A comparison for machines. `fitted`: it is one of the paper's, with its calibration."""
+    found = errors(rows)
+    return {
+        "rows": [
+            {
+                "name": row.name,
+                "policy": row.preset.settings.policy,
+                "hours": round(row.hours, 4),
+                "paper_hours": row.preset.paper_hours,
+                "error": row.error,
+                "spread": row.spread,
+                "staleness_mean": row.staleness_mean,
+                "staleness_target": float(row.preset.settings.staleness_target),
+                "utilisation": row.utilisation,
+            }
+            for row in rows
+        ],
+        "rms_error": found.rms if found else None,
+        "worst_error": found.worst if found else None,
+        "same_order": found.same_order if found else None,
+        "fitted": FITTED if fitted else {},
+    }
+
+
+def show_comparison(rows: list[Row]) -> None:
+    """Print runs side by side."""
+    console = Console()
+    console.print(_comparison_table(rows))
+    if found := errors(rows):
+        order = "the paper's order" if found.same_order else "not the paper's order"
+        console.print(
+            f"against the paper: RMS error {found.rms:.1%}, worst {found.worst:.1%}, {order}", style="dim"
+        )
+
+
+def _comparison_table(rows: list[Row]) -> Table:
+    table = Table(box=None, padding=(0, 1))
+    for heading in ("run", "policy", "hours", "paper", "error", "ratio", "staleness", "used"):
+        table.add_column(heading, justify="left" if heading in ("run", "policy") else "right", no_wrap=True)
+    fastest = min(row.hours for row in rows)
+    for row in rows:
+        table.add_row(*_cells_of(row, fastest))
+    return table
+
+
+def _cells_of(row: Row, fastest: float) -> list[str]:
+    settings, paper = row.preset.settings, row.preset.paper_hours
+    return [
+        row.name,
+        settings.policy,
+        f"{row.hours:.2f}",
+        f"{paper:g}" if paper else "",
+        f"{row.error:+.1%}" if row.error is not None else "",
+        f"{row.hours / fastest:.2f}",
+        f"{row.staleness_mean:.2f}/{float(settings.staleness_target):g}",
+        f"{row.utilisation:.1%}",
+    ]
+
+
+def write_comparison(path: Path, title: str, rows: list[Row]) -> None:
+    """Write a comparison as a page: the figures, and the roles of each run's cells (the paper's Figure 1)."""
+    fastest = min(row.hours for row in rows)
+    headings = ("run", "policy", "hours", "paper", "error", "ratio", "staleness", "used")
+    lines = ["".join(f"<th>{heading}</th>" for heading in headings)]
+    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in _cells_of(row, fastest)) for row in rows]
+    sections = [("Figures", "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>")]
+    longest = max(row.results[0].hours for row in rows)
+    for row in rows:
+        cells = len(row.preset.settings.cells)
+        sections.append((row.name, role_timeline(_spans(row.results[0]), cells, longest, unit="hours")))
+    _write(path, page(f"Schedules side by side: {title}", sections))
+
+
+def plan_figures(found: Plan) -> dict[str, Any]:
+    """A plan for machines."""
+    best = found.rows[0]
+    return {
+        "best": {
+            "name": best.name,
+            "hours": best.hours,
+            "utilisation": best.utilisation,
+            "staleness_mean": best.staleness_mean,
+            "staleness_target": float(best.preset.settings.staleness_target),
+            "settings": best.preset.settings.model_dump(mode="json"),
+        },
+        "limit": found.limit,
+        "what_if_free": found.what_if,
+        "hours_by_j_max": {str(j_max or "all"): hours for j_max, hours in found.by_j_max.items()},
+        "bounds": _bound_figures(found.bounds),
+        "rows": [
+            {"name": row.name, "hours": row.hours, "utilisation": row.utilisation} for row in found.rows
+        ],
+    }
+
+
+def _bound_figures(found: Bounds) -> dict[str, float]:
+    return {"rollout_only": found.rollout, "training_only": found.training, "work": found.work}
+
+
+def show_plan(found: Plan, most: int = 10) -> None:
+    """Print the recommendation, what limits it, and the bounds."""
+    best, console = found.rows[0], Console()
+    settings = best.preset.settings
+    table = Table(box=None, padding=(0, 1))
+    for heading in ("schedule", "hours", "ratio", "used"):
+        table.add_column(heading, justify="left" if heading == "schedule" else "right")
+    for row in found.rows[:most]:
+        table.add_row(row.name, f"{row.hours:.2f}", f"{row.hours / best.hours:.2f}", f"{row.utilisation:.1%}")
+    console.print(table)
+    if len(found.rows) > most:
+        console.print(f"… {len(found.rows) - most} slower ones", style="dim")
+    facts = Table(box=None, show_header=False, padding=(0, 2))
+    facts.add_column(style="dim")
+    facts.add_row("best", f"{best.name}: {best.hours:.2f} hours for {settings.steps} steps")
+    facts.add_row("what limits it", found.limit)
+    for name, hours in found.what_if.items():
+        facts.add_row(f"  {name} for free", f"{hours:.2f} hours")
+    shown = ", ".join(f"{j_max or 'all'}: {hours:.2f} h" for j_max, hours in found.by_j_max.items())
+    facts.add_row("by J_max", f"{shown} (the costs are those of 5)")
+    bound = found.bounds
+    facts.add_row(
+        "no schedule beats",
+        f"{bound.work:.2f} hours (rollouts {bound.rollout:.2f} + training {bound.training:.2f})",
+    )
+    facts.add_row(
+        "settings",
+        f"policy = {settings.policy!r}, phi = {settings.phi:g}, mu = {settings.mu}, "
+        f"launch_order = {settings.launch_order!r}",
+    )
+    console.print(facts)
 
 
 def figures(result: SimulationResult) -> dict[str, Any]:
@@ -71,16 +264,23 @@ def write_simulation(path: Path, name: str, chosen: Preset, result: SimulationRe
     """Write roles and waterlevel over time as one page (the paper's Figures 1 and 6)."""
     cells = len(chosen.settings.cells)
     rows = "".join(f"<tr><th>{key}</th><td>{value}</td></tr>" for key, value in _readable(result).items())
+    shares = {cell: f"{share:.1%}" for cell, share in enumerate(result.training_share)}
+    trained = "".join(f"<tr><th>{cell or 'core'}</th><td>{share}</td></tr>" for cell, share in shares.items())
     sections = [
         ("Figures", f"<table>{rows}</table>"),
+        ("Share of the time in training, by cell", f"<table>{trained}</table>"),
         ("Roles of the cells", role_timeline(_spans(result), cells, result.hours, unit="hours")),
         (
             "Waterlevel",
             line_chart({"waterlevel": result.waterlevel}, "hours", "executions queued or running"),
         ),
     ]
+    _write(path, page(f"Simulated schedule {name}", sections))
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(page(f"Simulated schedule {name}", sections))
+        path.write_text(text)
     except OSError as error:
         raise MisuseError(f"the page cannot be written to {path}: {error.strerror}") from None
 
@@ -95,7 +295,11 @@ def _spans(result: SimulationResult) -> list[Span]:
     return [span for span in spans if span.role]
 
 
-def _overridden(chosen: Preset, assignments: list[str]) -> Preset:
+def _overridden(chosen: Preset, assignments: list[str], workload: Path | None) -> Preset:
+    if workload is not None:
+        chosen = replace(chosen, workload=load_workload(workload))
+    if assignments or workload is not None:
+        chosen = replace(chosen, paper_hours=None)
     tree: dict[str, Any] = {}
     for assignment in assignments:
         part, dot, _ = assignment.split("=")[0].partition(".")

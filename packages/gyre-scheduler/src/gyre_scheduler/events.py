@@ -1,8 +1,8 @@
 """What the environment tells the scheduler. The only input of `Scheduler.handle`.
 
-For each execution the environment posts Launched, Terminated and Assessed in this order, each exactly once,
-whatever happens to it. For each step it posts Supply any number of times, StreamDrained once after
-CloseStream, StepTrained once after Step.
+`Started` comes first but for `Expected`. For each execution the environment posts Launched, Terminated and Assessed in
+this order, each exactly once, whatever happens to it. For each step it posts Supply any number of times, StreamDrained
+once after CloseStream, StepTrained once after Step.
 """
 
 from __future__ import annotations
@@ -30,6 +30,18 @@ class Event(Message):
 @dataclass(frozen=True, slots=True)
 class Started(Event):
     """Every cell serves rollouts at version 0. The first event of a run, once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected(Event):
+    """The environment expects the executions of a group to take `duration` (any unit, the same for all groups).
+
+    Optional, at any time, also before Started; it counts for the launch order when the group is dispatched or when others
+    are while it still waits. `history` makes such expectations.
+    """
+
+    group: int
+    duration: float
 
 
 @dataclass(frozen=True, slots=True)

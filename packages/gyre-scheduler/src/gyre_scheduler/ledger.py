@@ -50,6 +50,8 @@ class Ledger:
     groups: dict[int, Group] = field(default_factory=dict)
     queue: deque[str] = field(default_factory=deque)
     ready: list[int] = field(default_factory=list)
+    expected: dict[int, float] = field(default_factory=dict)
+    """Durations that the environment expects of groups, outstanding or to come."""
     staleness: list[int] = field(default_factory=list)
     """v_t - v_d of every consumed group, in order of consumption; B entries a step."""
 
@@ -62,8 +64,27 @@ class Ledger:
         self.dispatched += len(names)
         return group
 
+    def expect(self, group: int, duration: float) -> None:
+        """Note what a group's executions are expected to take; too late for one that is gone."""
+        if group >= self.next_group or group in self.groups:
+            self.expected[group] = duration
+
+    def queue_longest_first(self) -> None:
+        """Order the queue: older versions first, so that none waits for ever, then by falling expected duration.
+
+        Groups of which nothing is expected count as average.
+        """
+        waiting = {group_of(execution) for execution in self.queue}
+        known = [self.expected[group] for group in waiting if group in self.expected]
+        average = sum(known) / len(known) if known else 0.0
+        rank = {
+            group: (self.groups[group].version, -self.expected.get(group, average), group)
+            for group in waiting
+        }
+        self.queue = deque(sorted(self.queue, key=lambda execution: rank[group_of(execution)]))
+
     def launching(self) -> str:
-        """Take the oldest queued execution."""
+        """Take the first execution of the queue."""
         execution = self.queue.popleft()
         self._member(execution, "queued", "launching")
         return execution
@@ -102,6 +123,7 @@ class Ledger:
     def consume(self, group: int, version: int) -> None:
         """`version` is v_t, the version just before the step."""
         life = self.groups.pop(group)
+        self.expected.pop(group, None)
         if life.state != "admitted":
             raise ProtocolError(f"group {group} is consumed in state {life.state}")
         self.staleness.append(version - life.version)
@@ -109,6 +131,7 @@ class Ledger:
     def drop_untrainable(self, group: int, version: int) -> int:
         """Drop a group whose replacement enters at `version`. Returns how many were dropped in a row."""
         self.age_replaced += version - self.groups.pop(group).version
+        self.expected.pop(group, None)
         self.replaced += 1
         self.untrainable_run += 1
         return self.untrainable_run
@@ -127,6 +150,7 @@ class Ledger:
         state = asdict(self)
         state["queue"] = list(self.queue)
         state["groups"] = {str(number): asdict(group) for number, group in self.groups.items()}
+        state["expected"] = {str(group): duration for group, duration in self.expected.items()}
         return state
 
     @classmethod
@@ -136,4 +160,6 @@ class Ledger:
             for number, group in state["groups"].items()
         }
         lists = {name: list(state[name]) for name in ("ready", "staleness")}
-        return cls(**{**state, **lists, "queue": deque(state["queue"]), "groups": groups})
+        expected = {int(group): duration for group, duration in state.get("expected", {}).items()}
+        queue = deque(state["queue"])
+        return cls(**{**state, **lists, "queue": queue, "groups": groups, "expected": expected})

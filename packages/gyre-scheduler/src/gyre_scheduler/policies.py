@@ -23,6 +23,8 @@ class Facts:
     """Ready groups that no step has admitted."""
     needed: int
     """Groups that the burst must still admit."""
+    wanted: int
+    """Ready groups that a step waits for before its first admission."""
     unclaimed: int
     """Micro-steps of the step's stream that no cell has claimed."""
 
@@ -39,9 +41,6 @@ class Policy(Protocol):
 
     def serving(self) -> range:
         """Cells that may hold executions."""
-
-    def batch_wait(self, needed: int) -> int:
-        """Ready groups that a step waits for before its first admission; `needed` as in Facts."""
 
     def joining(self, facts: Facts, cells: CellTable) -> list[int]:
         """Cells that start their transition to training now, in order. Called while the window is open."""
@@ -60,9 +59,6 @@ class Elastic:
 
     def serving(self) -> range:
         return range(len(self._settings.cells))
-
-    def batch_wait(self, needed: int) -> int:
-        return 1 if self._settings.streaming else self._settings.groups_per_step
 
     def joining(self, facts: Facts, cells: CellTable) -> list[int]:
         if cells.roles[0] == "rollout":
@@ -83,7 +79,7 @@ class Elastic:
         return self._core_may_train(facts, cells, without=[])
 
     def _core_may_train(self, facts: Facts, cells: CellTable, without: list[int]) -> bool:
-        supplied = core_has_supply(facts.ready, self.batch_wait(facts.needed))
+        supplied = core_has_supply(facts.ready, facts.wanted)
         return supplied and may_leave(facts.waterlevel, cells.capacity(without), facts.burst_is_ready)
 
 
@@ -97,9 +93,6 @@ class FixedSplit:
 
     def serving(self) -> range:
         return range(self._settings.training_cells, len(self._settings.cells))
-
-    def batch_wait(self, needed: int) -> int:
-        return 1 if self._settings.streaming else self._settings.groups_per_step
 
     def joining(self, facts: Facts, cells: CellTable) -> list[int]:
         waiting = [cell for cell in cells.with_role("rollout") if cell not in cells.serving]
@@ -122,15 +115,12 @@ class Colocate:
     def serving(self) -> range:
         return range(len(self._settings.cells))
 
-    def batch_wait(self, needed: int) -> int:
-        return 1 if self._settings.streaming else needed
-
     def joining(self, facts: Facts, cells: CellTable) -> list[int]:
         pool = cells.admitting()
         if not pool or not may_leave(facts.waterlevel, cells.capacity(without=pool), facts.burst_is_ready):
             return []
         if cells.roles[0] == "rollout":
-            return [0] if core_has_supply(facts.ready, self.batch_wait(facts.needed)) else []
+            return [0] if core_has_supply(facts.ready, facts.wanted) else []
         return pool if cells.roles[0] == "training" else []
 
     def retains_core(self, facts: Facts, cells: CellTable) -> bool:

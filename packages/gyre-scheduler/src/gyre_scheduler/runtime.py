@@ -38,11 +38,13 @@ from .actions import (
     Step,
     Transition,
 )
+from .dispatch import groups_to_dispatch
 from .errors import LostCell, ProtocolError, RunAborted, RunStalled, SchedulerError, SettingsError
 from .events import (
     Assessed,
     CellLost,
     Event,
+    Expected,
     Launched,
     Published,
     RoleChanged,
@@ -93,6 +95,12 @@ class Report:
 
 class Executions(Protocol):
     """Runs harnesses and evaluates their workspaces."""
+
+    def expected(self, group: int) -> float | None:
+        """How long the executions of a group that is about to be dispatched may take; None when nothing is known.
+
+        Asked under launch order "longest" alone, in the order of dispatch, for each group once.
+        """
 
     async def dispatch(self, group: int, version: int, replaces: int | None) -> None:
         """A group entered the queue: choose its task, record it."""
@@ -212,12 +220,25 @@ class Runtime:
         return item
 
     async def _handle(self, event: Event) -> None:
+        if isinstance(event, Started | Published):
+            self._expect(0 if isinstance(event, Started) else event.version)
         actions = self.scheduler.handle(event)
         if isinstance(event, CellLost):
             self._losses_handled[event.cell] += 1
         self._log(event, actions)
         for action in actions:
             await self._execute(action)
+
+    def _expect(self, published: int) -> None:
+        """Tell the scheduler what is known of the groups that it dispatches next."""
+        settings, first = self.scheduler.settings, self.scheduler.ledger.next_group
+        if settings.launch_order != "longest":
+            return
+        for group in range(first, first + groups_to_dispatch(settings, published)):
+            duration = self._executions.expected(group)
+            if duration is not None:
+                event = Expected(group, duration)
+                self._log(event, self.scheduler.handle(event))
 
     async def _execute(self, action: Action) -> None:
         match action:

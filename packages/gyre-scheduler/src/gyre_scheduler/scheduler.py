@@ -13,6 +13,7 @@ sets out. Late events after Finish or Abort are still counted and change nothing
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
@@ -40,6 +41,7 @@ from .events import (
     CellBack,
     CellLost,
     Event,
+    Expected,
     Launched,
     Published,
     RoleChanged,
@@ -109,6 +111,8 @@ class Scheduler:
         if self.done:
             self._count_late(event)
             return []
+        if isinstance(event, Expected):
+            return self._expected(event)
         if (self.phase == "new") != isinstance(event, Started):
             raise ProtocolError(f"{type(event).__name__} in phase {self.phase}: Started comes first, once")
         actions = self._HANDLERS[type(event)](self, event)
@@ -117,6 +121,12 @@ class Scheduler:
     def _started(self, event: Started) -> list[Action]:
         self.phase = "collect"
         return self._refill()
+
+    def _expected(self, event: Expected) -> list[Action]:
+        if not 0 < event.duration < math.inf:
+            raise ProtocolError(f"{event}: a duration is a finite number above 0")
+        self.ledger.expect(event.group, event.duration)
+        return []
 
     def _launched(self, event: Launched) -> list[Action]:
         self.ledger.launch(event.execution)
@@ -245,11 +255,15 @@ class Scheduler:
         return actions + self._reroute_lost() + self._launch() + self._give_up()
 
     def _facts(self) -> Facts:
-        return Facts(self.waterlevel, len(self.ledger.ready), self._needed(), self.step.unclaimed)
+        ready, unclaimed = len(self.ledger.ready), self.step.unclaimed
+        return Facts(self.waterlevel, ready, self._needed(), self._wanted(), unclaimed)
 
     def _needed(self) -> int:
         steps = burst_end(self.settings, self.version) - self.version
         return steps * self.settings.groups_per_step - len(self.step.admitted)
+
+    def _wanted(self) -> int:
+        return 1 if self.settings.streaming else self._needed()
 
     def _join(self) -> list[Action]:
         if self.step.drained:
@@ -263,7 +277,7 @@ class Scheduler:
         step, batch = self.step, self.settings.groups_per_step
         if step.closed or self.cells.roles[0] not in ("to_training", "training"):
             return []
-        if not step.admitted and len(self.ledger.ready) < self.policy.batch_wait(self._needed()):
+        if not step.admitted and len(self.ledger.ready) < self._wanted():
             return []
         actions: list[Action] = []
         while self.ledger.ready and len(step.admitted) < batch:
@@ -297,7 +311,10 @@ class Scheduler:
         return [Transition(0, "rollout", {})]
 
     def _refill(self) -> list[Action]:
-        return [self._dispatch() for _ in range(groups_to_dispatch(self.settings, self.published))]
+        dispatched = [self._dispatch() for _ in range(groups_to_dispatch(self.settings, self.published))]
+        if self.settings.launch_order == "longest":
+            self.ledger.queue_longest_first()
+        return dispatched
 
     def _dispatch(self, replaces: int | None = None) -> Dispatch:
         names = execution_names(self.ledger.next_group, self.settings.group_size)

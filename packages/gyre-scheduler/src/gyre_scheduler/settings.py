@@ -35,7 +35,9 @@ class SchedulerSettings(BaseModel):
     training_cells: int = 1
     """Policy async: the first cells, which always train."""
     streaming: bool = True
-    """Train on each ready group at once. Otherwise wait for the batch (colocate: for the burst's groups)."""
+    """Train on each ready group at once. Otherwise a step waits until all groups that the burst still needs are ready."""
+    launch_order: Literal["fifo", "longest"] = "fifo"
+    """Order of the queue: as dispatched, or within a version by falling expected duration (event `Expected`)."""
     untrainable_limit: int | None = None
     """Untrainable groups in a row after which the run is aborted. None: twice the queue depth."""
 

@@ -3,13 +3,15 @@
 The model: an execution takes its workload's duration wherever it runs, reroutes cost nothing; training work
 is split into equal micro-steps, which the cells in training claim one at a time and finish at a speed
 proportional to their nodes; transitions, optimizer updates and publications take constant times. A cell's
-nodes follow from its concurrency limit.
+nodes follow from its concurrency limit. With launch order "longest" the environment expects of a group what the
+history of its query says by then, as a live run does.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import random
 from collections import deque
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
@@ -25,10 +27,12 @@ from .actions import (
     Step,
     Transition,
 )
+from .dispatch import group_of, groups_to_dispatch
 from .errors import RunAborted, SettingsError
 from .events import (
     Assessed,
     Event,
+    Expected,
     Launched,
     Published,
     RoleChanged,
@@ -38,6 +42,7 @@ from .events import (
     Supply,
     Terminated,
 )
+from .history import DurationHistory
 from .scheduler import Scheduler
 from .settings import SchedulerSettings
 from .workloads import Workload
@@ -59,6 +64,8 @@ class Costs:
     update_hours: float = 10 * SECOND
     """Gradient reduction and optimizer update of one step."""
     publish_hours: float = 10 * SECOND
+    invalid: float = 0.0
+    """Share of executions that end without a valid reward."""
 
     def __post_init__(self):
         for name, value in vars(self).items():
@@ -67,6 +74,8 @@ class Costs:
         for name in ("executions_per_node", "micro_steps_per_group"):
             if not getattr(self, name):
                 raise SettingsError(f"{name} must be above 0")
+        if self.invalid > 1:
+            raise SettingsError(f"invalid must be a share from 0 to 1, not {self.invalid}")
 
 
 @dataclass
@@ -108,6 +117,8 @@ class _Simulation:
         self._agenda: list[tuple[float, int, Event | int]] = []
         self._entries = 0
         self._hours: dict[str, float] = {}
+        self._history = DurationHistory()
+        self._faults = random.Random(f"{seed}/faults")
         self._running = 0
         self._training: set[int] = set()
         self._unclaimed: deque[int] = deque()
@@ -140,10 +151,14 @@ class _Simulation:
         self.now = time
 
     def _deliver(self, event: Event) -> None:
+        if isinstance(event, Started | Published) and self.settings.launch_order == "longest":
+            self._expect(0 if isinstance(event, Started) else event.version)
         if isinstance(event, Launched):
             self._running += 1
         elif isinstance(event, Terminated):
             self._running -= 1
+            query = self.workload.query(self.seed, group_of(event.execution))
+            self._history.observe(query, self._hours.pop(event.execution))
         elif isinstance(event, RoleChanged):
             self._role(event.cell, event.role)
         elif isinstance(event, StepTrained):
@@ -154,6 +169,14 @@ class _Simulation:
             self.result.waterlevel.append((self.now, self.scheduler.waterlevel))
         if isinstance(event, RoleChanged):
             self._claim()
+
+    def _expect(self, published: int) -> None:
+        """Tell what the history says of the groups that are dispatched next."""
+        first = self.scheduler.ledger.next_group
+        for group in range(first, first + groups_to_dispatch(self.settings, published)):
+            duration = self._history.expected(self.workload.query(self.seed, group))
+            if duration is not None:
+                self.scheduler.handle(Expected(group, duration))
 
     def _role(self, cell: int, role: str) -> None:
         self.result.timeline.append((self.now, cell, role))
@@ -177,10 +200,11 @@ class _Simulation:
 
     @_do.register
     def _(self, action: Launch) -> None:
-        hours = self._hours.pop(action.execution)
+        hours = self._hours[action.execution]
+        valid = self._faults.random() >= self.costs.invalid
         self._after(0.0, Launched(action.execution))
         self._after(hours, Terminated(action.execution, "completed"))
-        self._after(hours, Assessed(action.execution, True))
+        self._after(hours, Assessed(action.execution, valid))
 
     @_do.register
     def _(self, action: Transition) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from .errors import WorkloadError
@@ -19,10 +21,13 @@ class Workload(Protocol):
     def hours(self, seed: int, group: int, size: int) -> list[float]:
         """`size` durations in hours, each above 0."""
 
+    def query(self, seed: int, group: int) -> Hashable:
+        """What the group's executions work on; groups of the same query take similar times."""
+
 
 @dataclass(frozen=True)
 class TwoLevelLognormal:
-    """log X = mean_log + between * g(group) + within * e(execution), g and e standard normal, X capped.
+    """log X = mean_log + between * g(query) + within * e(execution), g and e standard normal, X capped.
 
     The defaults are fitted to three figures of section 6.2: mean 1.93 h, mean of the longest of 16 2.96 h,
     9.51 % of groups at 4 h or more.
@@ -32,6 +37,8 @@ class TwoLevelLognormal:
     between: float = 0.20250
     within: float = 0.25891
     cap_hours: float = 4.5
+    queries: int = 0
+    """Queries of the data set, in another order each epoch; 0: no query comes twice."""
 
     def __post_init__(self):
         spreads = 0 <= self.between <= 10 and 0 <= self.within <= 10
@@ -40,11 +47,30 @@ class TwoLevelLognormal:
                 "a lognormal workload needs between and within from 0 to 10, mean_log from -100 to 100, and a "
                 "finite cap_hours above 0"
             )
+        if not 0 <= self.queries <= MOST_QUERIES:
+            raise WorkloadError(f"queries must be 0 to {MOST_QUERIES:,}, not {self.queries}")
+
+    def query(self, seed: int, group: int) -> int:
+        if not self.queries:
+            return group
+        return _epoch(seed, group // self.queries, self.queries)[group % self.queries]
 
     def hours(self, seed: int, group: int, size: int) -> list[float]:
         draw = random.Random(f"{seed}/{group}")
-        centre = self.mean_log + self.between * draw.gauss(0, 1)
+        level = draw.gauss(0, 1)
+        if self.queries:
+            level = random.Random(f"{seed}/query/{self.query(seed, group)}").gauss(0, 1)
+        centre = self.mean_log + self.between * level
         return [min(math.exp(centre + self.within * draw.gauss(0, 1)), self.cap_hours) for _ in range(size)]
+
+
+MOST_QUERIES = 10**6
+
+
+@lru_cache(maxsize=4)
+def _epoch(seed: int, number: int, queries: int) -> list[int]:
+    """The order of an epoch's queries."""
+    return random.Random(f"{seed}/epoch/{number}").sample(range(queries), queries)
 
 
 @dataclass(frozen=True)
@@ -61,7 +87,10 @@ class SampledGroups:
         if not all(0 < hours < math.inf for group in self.groups for hours in group):
             raise WorkloadError("sampled durations must be finite and above 0 hours")
 
+    def query(self, seed: int, group: int) -> int:
+        return random.Random(f"{seed}/{group}").randrange(len(self.groups))
+
     def hours(self, seed: int, group: int, size: int) -> list[float]:
         draw = random.Random(f"{seed}/{group}")
-        members = draw.choice(self.groups)
+        members = self.groups[draw.randrange(len(self.groups))]
         return draw.sample(members, size) if len(members) >= size else draw.choices(members, k=size)
