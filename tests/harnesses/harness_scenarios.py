@@ -9,7 +9,7 @@ from harness_adapter import Harness
 from harness_policy import FINAL, Script, Step, Use
 from harness_stage import MARKS, PICTURE
 
-PROMPT = "You are actor-main. Do what is needed, then report."
+PROMPT = "- You are actor-main. Do what is needed, then report."
 
 _WAIT = "timeout 20 sh -c 'until [ -e {} ]; do sleep 0.02; done'"
 
@@ -93,6 +93,15 @@ def errands(harness: Harness) -> Script:
     main = [
         Step(f"Part {i}, with some words to be cut in.", [harness.shell(f"echo {i}")], "Well.")
         for i in (1, 2, 3)
+    ]
+    return _script(harness, {"main": [*main, harness.finish(f"All is done. {FINAL}")]})
+
+
+def leaves_a_server(harness: Harness) -> Script:
+    """The main agent starts something that is to go on, in a session of its own."""
+    server = "setsid sh -c 'echo $$ > server; exec sleep 600' > /dev/null 2>&1 & "
+    main = [
+        Step("I start it.", [harness.shell(f"{server} until [ -s server ]; do sleep 0.02; done; echo up")])
     ]
     return _script(harness, {"main": [*main, harness.finish(f"All is done. {FINAL}")]})
 

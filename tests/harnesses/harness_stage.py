@@ -29,14 +29,15 @@ MARKS = "marks"
 PICTURE = "picture.png"
 """An image in the workspace."""
 
-_TAG = "GYRE_TEST_RUN"
+TAG = "GYRE_TEST_RUN"
+"""Variable with which every process of a run is found."""
 _ALLOWED = ("PATH", "LANG", "LC_ALL")
 """What a harness sees of this process's environment."""
 
 _NOWHERE = "http://127.0.0.1:9"
 """The discard port: whatever a harness would ask of another host is refused at once."""
 
-_SEALED = {
+SEALED = {
     "HTTP_PROXY": _NOWHERE,
     "HTTPS_PROXY": _NOWHERE,
     "http_proxy": _NOWHERE,
@@ -186,8 +187,8 @@ class HarnessProcess:
     def __init__(self, folder: Path, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         self._output, self._errors = folder / "stdout", folder / "stderr"
         self._tag = str(folder)
-        self._environment = {name: os.environ[name] for name in _ALLOWED if name in os.environ} | _SEALED
-        self._environment |= {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), _TAG: self._tag}
+        self._environment = {name: os.environ[name] for name in _ALLOWED if name in os.environ} | SEALED
+        self._environment |= {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), TAG: self._tag}
         self._environment |= environment
         self._argv, self._workspace = argv, folder / "workspace"
         self.news: queue.Queue = queue.Queue()
@@ -223,7 +224,7 @@ class HarnessProcess:
 
     def stragglers(self) -> list[int]:
         """Processes of this run that live, whatever group they are in."""
-        tag = f"{_TAG}={self._tag}".encode()
+        tag = f"{TAG}={self._tag}".encode()
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):

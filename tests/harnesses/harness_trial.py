@@ -38,7 +38,8 @@ class Trial:
         )
         admit(self.proxy, *self.engines)
         opened = self.proxy.admin("POST", "executions", {"id": EXECUTION})
-        launch = harness.launch(folder, [PROMPT] * prompts, Access(opened["base_url"], opened["key"], window))
+        self.access = Access(opened["base_url"], opened["key"], window)
+        launch = harness.launch(folder, [PROMPT] * prompts, self.access)
         self.process = HarnessProcess(folder, launch.argv, launch.environment)
 
     def run(

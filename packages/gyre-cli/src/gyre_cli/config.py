@@ -90,14 +90,35 @@ class TaskSection(Section):
 
 
 class HarnessSection(Section):
-    command: list[str] = ["{python}", "-I", "-S", "{quickstart_harness}"]
-    """Command of one execution. It runs in its workspace. Placeholders: {python} {quickstart_harness} {workspace}
-    {home} {base_url} {key} {task_file} {prompt}."""
+    preset: Literal["claude-code", "codex", "qwen-code", "opencode", "pi", "mini-swe-agent"] | None = None
+    """A known harness: its command, environment and files. The quickstart's harness when absent."""
+    program: list[str] = []
+    """What starts the preset's harness, where that is not its usual name on PATH."""
+    model: str = "gyre"
+    """What the harness calls the model."""
+    command: list[str] = []
+    """Command of one execution, instead of the preset's or the quickstart's. It runs in its workspace. Placeholders:
+    {python} {quickstart_harness} {workspace} {home} {base_url} {key} {model} {task_file} {prompt} {name}."""
     env: dict[Annotated[str, Field(pattern=r"^[^=\x00]+$")], str] = {}
     """Further environment of the harness, with the same placeholders. Nothing else of ours reaches it."""
+    files: dict[str, str] = {}
+    """Further files in the HOME of the harness: path below it and text, with the same placeholders."""
+    prefix: list[str] = []
+    """Command of a sandbox or container, put in front of the harness's; `{env}` in it names the environment to docker."""
+    stop: list[str] = []
+    """Command that runs when every process of the harness is gone, to end what is none: a container that a daemon runs."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds that a harness may run. Its evaluation has task.evaluation_timeout_s for each attempt on top."""
+    """Seconds that a harness may run. What it leaves behind then is evaluated as always."""
+    budget_s: float | None = Field(default=None, gt=0)
+    """Seconds of one execution in all: launch, harness, evaluation, every retry. One evaluation's time is kept free of the
+    harness. When absent, timeout_s and all attempts of task.evaluation_timeout_s."""
     keep_workspaces: bool = False
+
+    @model_validator(mode="after")
+    def _check_program(self) -> HarnessSection:
+        if self.program and self.preset is None:
+            raise ValueError("program starts a preset's harness; set preset, or command instead")
+        return self
 
 
 class ScheduleSection(Section):
@@ -116,6 +137,9 @@ class ScheduleSection(Section):
     training_cells: int = Field(default=1, ge=1)
     """Cells that always train under the async policy."""
     streaming: bool = True
+    """Train on each group as soon as it is ready; otherwise on all groups of a burst once they are."""
+    launch_order: Literal["fifo", "longest"] = "fifo"
+    """Within a version: as dispatched, or first the tasks whose executions took longest so far."""
 
 
 class CellSection(Section):
@@ -193,6 +217,22 @@ class RunConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         file = _TomlSource(settings_cls)
         return init_settings, env_settings, file
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> RunConfig:
+        budget, evaluation = self.harness.budget_s, self.task.evaluation_timeout_s
+        if budget is not None and budget <= evaluation:
+            raise ValueError(
+                f"harness.budget_s {budget:g} leaves the harness no time: task.evaluation_timeout_s {evaluation:g} of it "
+                "is kept for its evaluation"
+            )
+        return self
+
+    @property
+    def execution_budget_s(self) -> float:
+        """Seconds that one execution may take in all."""
+        evaluation = self.task.evaluation_timeout_s * self.task.evaluation_attempts
+        return self.harness.budget_s or self.harness.timeout_s + evaluation
 
     def dump(self) -> dict[str, Any]:
         """The resolved configuration as plain JSON values, without None (TOML has no null) and the run's own folder."""
@@ -275,6 +315,10 @@ def _without_none(value: Any) -> Any:
 
 NOT_SET = {
     "model": {"path": "a Hugging Face folder; the built-in tiny model where it is not set"},
+    "harness": {
+        "preset": "claude-code, codex, qwen-code, opencode, pi or mini-swe-agent; the quickstart's harness where not set",
+        "budget_s": "seconds of a whole execution; timeout_s and all attempts of its evaluation where it is not set",
+    },
     "schedule": {
         "phi": "extra dispatch; where it is not set elastic 0.5, async 1.5, colocate 0",
         "mu": "steps of a burst; where it is not set elastic 3, async 1, colocate 4",
@@ -303,6 +347,5 @@ def _toml_value(value: Any) -> str:
         )
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml_value, value)) + "]"
-    return json.dumps(value, ensure_ascii=False).replace(
-        "\x7f", "\\u007f"
-    )  # halves of characters are no TOML
+    # TOML takes JSON's strings but for halves of characters and an unescaped DEL.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -14,7 +14,7 @@ from pathlib import Path
 from gyre_proxy.codec import Codec
 from gyre_proxy.errors import ProxyError
 from gyre_scheduler import SchedulerSettings
-from gyre_scheduler.errors import SchedulerError
+from gyre_scheduler.errors import HarnessNotFound, SchedulerError
 from gyre_scheduler.executions import Harness
 from gyre_scheduler.harnesses import PRESETS, Model, Preset
 from gyre_trainer import model_folder
@@ -98,7 +98,13 @@ def _harness(config: RunConfig) -> Harness:
         stop=tuple(given.stop),
         **options,
     )
-    harness.check()
+    try:
+        harness.check()
+    except HarnessNotFound as error:
+        where = (
+            f"install {given.preset}, or set harness.program" if given.preset and not given.command else ""
+        )
+        raise MisuseError("; ".join(filter(None, (str(error), where)))) from None
     return harness
 
 

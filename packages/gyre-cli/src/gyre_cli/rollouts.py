@@ -11,6 +11,7 @@ import asyncio
 import errno
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from gyre_scheduler.errors import SchedulerError, TaskError
 from gyre_scheduler.evaluation import Assessment, Evaluator
 from gyre_scheduler.executions import ExecutionFolder, Harness, HarnessEnd, run_harness
 from gyre_scheduler.guard import Guard
+from gyre_scheduler.history import DurationHistory
 from gyre_scheduler.runtime import Report
 from gyre_trajtree import Execution
 
@@ -32,7 +34,7 @@ from gyre_cli.sources import Task
 
 DISK_REFUSES = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 CLOCK_MARGIN_S = 60.0
-"""How much longer than the harness its key is valid, so that the harness's own time limit always comes first."""
+"""How much longer than the execution its key is valid, so that the harness's own time limit always comes first."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,10 @@ class Rollouts:
         """Why the latest execution without a score has none."""
         self._config = config
         self._tasks = tasks
+        self._history = DurationHistory()
+        """Seconds of past executions by task."""
+        self._coming: deque[Task] = deque()
+        """Tasks of the groups that are dispatched next, as far as they were asked for already."""
         self._harness = harness
         self._evaluator = evaluator
         self._proxy = proxy
@@ -74,9 +80,15 @@ class Rollouts:
         self._guard = guard
         self._fail = fail
 
+    def expected(self, group: int) -> float | None:
+        """Seconds that executions of the group's task took so far, on average."""
+        self._coming.append(self._next_task())
+        return self._history.expected(self._coming[-1]["id"])
+
     async def dispatch(self, group: int, version: int, replaces: int | None) -> None:
         """Choose the next task for a group. The order of dispatch alone decides, so a seed decides the tasks."""
-        self.groups[group] = DispatchedGroup(self._next_task(), version)
+        task = self._coming.popleft() if self._coming else self._next_task()
+        self.groups[group] = DispatchedGroup(task, version)
         self._record.event(
             "dispatch", group=group, task=self.groups[group].task["id"], version=version, replaces=replaces
         )
@@ -106,8 +118,10 @@ class Rollouts:
 
     async def _run(self, execution: str, cell: int, report: Report) -> None:
         group, folder = self.groups[group_of(execution)], ExecutionFolder(self._folder / execution)
+        budget = self._config.execution_budget_s
+        deadline, until = time.monotonic() + budget, time.time() + budget
         self.launched += 1
-        self._opened(execution, group)
+        self._opened(execution, group, until)
         end = HarnessEnd("cancelled", -1, "the run ended", 0.0)
         fault = _laid_out(folder, group.task)
         try:
@@ -115,7 +129,7 @@ class Rollouts:
                 report.launched()
                 end = HarnessEnd("failed", -1, fault, 0.0)
             else:
-                end = await self._harness_end(execution, cell, report, group, folder)
+                end = await self._harness_end(execution, cell, report, folder, deadline, until)
         except Exception as error:
             end = HarnessEnd("failed", -1, str(error), 0.0)
             raise
@@ -126,38 +140,45 @@ class Rollouts:
                 self._fail(error)  # a silent proxy serves nobody, whether or not anybody else asks
             finally:
                 self._closed(execution, end)
+        if not fault:
+            self._history.observe(group.task["id"], end.seconds)
         report.terminated(end.termination)
         if fault:  # nothing to assess: the zero-reward placeholder of section 5.2
             assessment = Assessment("placeholder", 0.0, fault, attempt=0)
         else:
-            assessment = await self._assessment(group, folder, end)
+            assessment = await self._assessment(group, folder, deadline)
         self._record.assessed(execution, assessment)
         report.assessed(assessment.status != "unresolved")
         if not self._config.harness.keep_workspaces:
             await asyncio.to_thread(shutil.rmtree, folder.path, ignore_errors=True)
 
     async def _harness_end(
-        self, execution: str, cell: int, report: Report, group: DispatchedGroup, folder: ExecutionFolder
+        self,
+        execution: str,
+        cell: int,
+        report: Report,
+        folder: ExecutionFolder,
+        deadline: float,
+        until: float,
     ) -> HarnessEnd:
-        budget = self._config.harness.timeout_s
-        base_url, key = await self._proxy.register(
-            execution, self._routes.url(cell), time.time() + budget + CLOCK_MARGIN_S
-        )
+        """Run the harness, for no longer than leaves one evaluation its time before the deadline."""
+        base_url, key = await self._proxy.register(execution, self._routes.url(cell), until + CLOCK_MARGIN_S)
         report.launched()
-        return await run_harness(self._harness, folder, group.task, base_url, key, budget, self._guard)
+        left = deadline - time.monotonic() - self._config.task.evaluation_timeout_s
+        limit = min(self._config.harness.timeout_s, left)
+        task = self.groups[group_of(execution)].task
+        return await run_harness(self._harness, folder, task, base_url, key, limit, self._guard)
 
     async def _assessment(
-        self, group: DispatchedGroup, folder: ExecutionFolder, end: HarnessEnd
+        self, group: DispatchedGroup, folder: ExecutionFolder, deadline: float
     ) -> Assessment:
-        """Score the preserved workspace within what is left of the execution's whole budget."""
-        evaluation = self._config.task.evaluation_timeout_s * self._config.task.evaluation_attempts
-        left = max(self._config.harness.timeout_s - end.seconds, 0.0) + evaluation
-        assessed = await self._evaluator.assess(folder, group.task, time.monotonic() + left)
+        """Score the preserved workspace before the execution's deadline, however the harness ended."""
+        assessed = await self._evaluator.assess(folder, group.task, deadline)
         if assessed.status == "unresolved":
             self.last_unresolved = assessed.detail
         return assessed
 
-    def _opened(self, execution: str, group: DispatchedGroup) -> None:
+    def _opened(self, execution: str, group: DispatchedGroup, until: float) -> None:
         self._record.append(
             Execution(
                 id=execution,
@@ -165,9 +186,9 @@ class Rollouts:
                 group=str(group_of(execution)),
                 task=group.task["id"],
                 dispatch_version=group.version,
-                harness=" ".join(self._config.harness.command),
+                harness=" ".join(self._harness.command),
                 prompt=group.task["prompt"],
-                deadline=time.time() + self._config.harness.timeout_s,
+                deadline=until,
                 time=time.time(),
             )
         )

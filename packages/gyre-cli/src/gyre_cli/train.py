@@ -158,8 +158,7 @@ def _noting(record: RunRecord):
 
 def _longest_silence(config: RunConfig) -> float:
     """Seconds without any event of the scheduler after which something must be wrong: a whole execution and more."""
-    evaluation = config.task.evaluation_timeout_s * config.task.evaluation_attempts
-    return config.harness.timeout_s + evaluation + 10 * config.cells.operation_timeout_s
+    return config.execution_budget_s + 10 * config.cells.operation_timeout_s
 
 
 def _proxy_arguments(plan: Plan) -> list[str]:

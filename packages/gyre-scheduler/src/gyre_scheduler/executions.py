@@ -267,7 +267,7 @@ def render(template: str, values: Mapping[str, str]) -> str:
 
 def _harness_end(end: ProcessEnd, said: str, timeout_s: float) -> HarnessEnd:
     if end.timed_out:
-        return HarnessEnd("timeout", end.code, f"ended after {timeout_s:g} s", end.seconds)
+        return HarnessEnd("timeout", end.code, f"ended after {round(timeout_s, 1):g} s", end.seconds)
     if end.code == 0:
         return HarnessEnd("completed", 0, None, end.seconds)
     how = f"exit status {end.code}" if end.code > 0 else f"signal {-end.code}"
