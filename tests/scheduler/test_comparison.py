@@ -1,4 +1,4 @@
-"""Runs side by side: the paper's Table 1 from one calibration, its other comparisons, bounds, and the search for the best."""
+"""Runs side by side: Table 1 from one calibration, the paper's other comparisons, bounds, and the search for the best."""
 
 from dataclasses import replace
 

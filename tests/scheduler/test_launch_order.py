@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from gyre_scheduler.actions import Launch
 from gyre_scheduler.errors import ProtocolError
-from gyre_scheduler.events import Assessed, Expected, Launched, Started, Terminated
+from gyre_scheduler.events import Assessed, Expected, Launched, Published, Started, Terminated
 from gyre_scheduler.history import DurationHistory
 from gyre_scheduler.presets import PRESETS
 from gyre_scheduler.scheduler import Scheduler
@@ -63,7 +63,7 @@ def test_an_older_version_goes_first_however_short_it_is():
     scheduler.handle(Started())
     scheduler.published = scheduler.version = 2
     scheduler.handle(Expected(5, 100.0))
-    scheduler._refill()
+    scheduler._refill(Published(2))
     queued = [int(execution[1:6]) for execution in scheduler.ledger.queue]
     assert queued[-8:] == [5, 5, 6, 6, 7, 7, 8, 8] and set(queued[:-8]) == {1, 2, 3, 4}
 

@@ -30,6 +30,7 @@ def scheduler_settings(draw, policies=("elastic", "async", "colocate")):
         standalone=standalone,
         training_cells=draw(st.integers(1, len(cells) - (not standalone))) if policy == "async" else 1,
         streaming=draw(st.booleans()),
+        dispatch=draw(st.sampled_from(["boundary", "continuous"])),
         launch_order=draw(st.sampled_from(["fifo", "longest"])),
         untrainable_limit=10**6,
     )

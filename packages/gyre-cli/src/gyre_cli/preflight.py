@@ -117,6 +117,7 @@ def _schedule(config: RunConfig) -> SchedulerSettings:
         groups_per_step=schedule.groups_per_step,
         phi=phi if schedule.phi is None else schedule.phi,
         mu=mu if schedule.mu is None else schedule.mu,
+        dispatch=schedule.dispatch,
         steps=schedule.steps,
         cells=(schedule.concurrency,) * config.cells.count,
         training_cells=schedule.training_cells,

@@ -1,11 +1,13 @@
-"""Boundary dispatch (section 2.2): how many groups enter, what they are called, and the staleness identity.
+"""Data dispatch (section 2.2): how many groups enter and when, what they are called, and the staleness identity.
 
-The queue is filled to Q_b = (phi + mu)*B groups at the start, and mu*B groups follow each publication but the
-last. Summed over n whole bursts, for any order of consumption,
+The queue is filled to Q_b = (phi + mu)*B groups at the start. Boundary dispatch lets mu*B groups follow each publication but
+the last; continuous dispatch lets B groups follow each step, at the version that is published by then. Summed over n whole
+bursts, for any order of consumption,
 
-    sum of staleness + age given up by replacements = n*mu*B*(phi + (mu-1)/2) - A_end,
+    sum of staleness + age given up by replacements = n*mu*B*E[d] - A_end,
 
-where A_end is the summed age of the groups outstanding right after the n-th refill (appendix A.2).
+where E[d] is phi + (mu-1)/2 (boundary, Eq. 2) or phi + 3*(mu-1)/2 (continuous), and A_end the summed age of the groups
+outstanding right after the n-th publication's refill (appendix A.2).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import re
 
 from .errors import ProtocolError
+from .events import Event, Published, Started, StepTrained
 from .settings import SchedulerSettings
 
 NAME = re.compile(r"g([0-9]{5,})-[0-9]+")
@@ -33,11 +36,18 @@ def group_of(execution: str) -> int:
     return int(match[1])
 
 
-def groups_to_dispatch(settings: SchedulerSettings, published: int) -> int:
-    """Groups that enter when `published` is (or at the start, 0) the published version."""
-    if published == 0:
-        return settings.queue_depth
-    return 0 if published == settings.steps else settings.burst_groups
+def groups_dispatched(settings: SchedulerSettings, event: Event) -> int:
+    """Groups that enter when the scheduler takes this event, replacements apart."""
+    continuous = settings.dispatch == "continuous"
+    match event:
+        case Started():
+            return settings.queue_depth
+        case Published(version) if version < settings.steps:
+            return settings.groups_per_step if continuous else settings.burst_groups
+        case StepTrained(step) if continuous and step < burst_end(settings, step - 1):
+            return settings.groups_per_step
+        case _:
+            return 0
 
 
 def burst_end(settings: SchedulerSettings, version: int) -> int:

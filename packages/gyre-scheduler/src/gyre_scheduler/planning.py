@@ -118,7 +118,12 @@ def _depths(staleness: Fraction, groups_per_step: int) -> Iterator[tuple[Fractio
 
 
 def _with(base: Preset, phi: Fraction, mu: int, **changes: object) -> Preset:
-    values = base.settings.model_dump() | {"standalone": 0, "streaming": True, "launch_order": "fifo"}
+    values = base.settings.model_dump() | {
+        "standalone": 0,
+        "streaming": True,
+        "launch_order": "fifo",
+        "dispatch": "boundary",
+    }
     values |= {"phi": float(phi), "mu": mu, **changes}
     return replace(base, settings=SchedulerSettings(**values), paper_hours=None)
 

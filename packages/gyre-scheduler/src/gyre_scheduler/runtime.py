@@ -38,7 +38,7 @@ from .actions import (
     Step,
     Transition,
 )
-from .dispatch import groups_to_dispatch
+from .dispatch import groups_dispatched
 from .errors import LostCell, ProtocolError, RunAborted, RunStalled, SchedulerError, SettingsError
 from .events import (
     Assessed,
@@ -220,8 +220,8 @@ class Runtime:
         return item
 
     async def _handle(self, event: Event) -> None:
-        if isinstance(event, Started | Published):
-            self._expect(0 if isinstance(event, Started) else event.version)
+        if self.scheduler.settings.launch_order == "longest":
+            self._expect(groups_dispatched(self.scheduler.settings, event))
         actions = self.scheduler.handle(event)
         if isinstance(event, CellLost):
             self._losses_handled[event.cell] += 1
@@ -229,12 +229,10 @@ class Runtime:
         for action in actions:
             await self._execute(action)
 
-    def _expect(self, published: int) -> None:
-        """Tell the scheduler what is known of the groups that it dispatches next."""
-        settings, first = self.scheduler.settings, self.scheduler.ledger.next_group
-        if settings.launch_order != "longest":
-            return
-        for group in range(first, first + groups_to_dispatch(settings, published)):
+    def _expect(self, groups: int) -> None:
+        """Tell the scheduler what is known of the next groups, which it is about to dispatch."""
+        first = self.scheduler.ledger.next_group
+        for group in range(first, first + groups):
             duration = self._executions.expected(group)
             if duration is not None:
                 event = Expected(group, duration)

@@ -34,7 +34,7 @@ from .actions import (
     Transition,
 )
 from .cells import AWAY, CellTable
-from .dispatch import burst_end, execution_names, groups_to_dispatch
+from .dispatch import burst_end, execution_names, groups_dispatched
 from .errors import ProtocolError
 from .events import (
     Assessed,
@@ -120,7 +120,7 @@ class Scheduler:
 
     def _started(self, event: Started) -> list[Action]:
         self.phase = "collect"
-        return self._refill()
+        return self._refill(event)
 
     def _expected(self, event: Expected) -> list[Action]:
         if not 0 < event.duration < math.inf:
@@ -173,7 +173,7 @@ class Scheduler:
         self.step = StepState(self.version + 1)
         if ends_burst:
             self.phase = "return"
-        return []
+        return self._refill(event)
 
     def _published(self, event: Published) -> list[Action]:
         self._expect(self.phase == "publish" and event.version == self.version, event)
@@ -183,7 +183,7 @@ class Scheduler:
         if self.version == self.settings.steps:
             return self._finish()
         self.phase = "collect"
-        return self._refill() + self._keep_or_return_core()
+        return self._refill(event) + self._keep_or_return_core()
 
     def _role_changed(self, event: RoleChanged) -> list[Action]:
         cell, found = event.cell, self._role(event.cell)
@@ -310,9 +310,9 @@ class Scheduler:
         self.cells.roles[0] = "to_rollout"
         return [Transition(0, "rollout", {})]
 
-    def _refill(self) -> list[Action]:
-        dispatched = [self._dispatch() for _ in range(groups_to_dispatch(self.settings, self.published))]
-        if self.settings.launch_order == "longest":
+    def _refill(self, event: Event) -> list[Action]:
+        dispatched = [self._dispatch() for _ in range(groups_dispatched(self.settings, event))]
+        if dispatched and self.settings.launch_order == "longest":
             self.ledger.queue_longest_first()
         return dispatched
 

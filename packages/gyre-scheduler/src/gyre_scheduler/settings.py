@@ -27,6 +27,8 @@ class SchedulerSettings(BaseModel):
     """Extra dispatch in units of B; phi*B must be whole."""
     mu: int = 3
     """Training steps of a burst. The last burst is shorter when `steps` is no multiple of it."""
+    dispatch: Literal["boundary", "continuous"] = "boundary"
+    """When groups follow: mu*B after each publication, or B after each step, at the version published by then."""
     steps: int = 24
     cells: tuple[int, ...] = (16, 16)
     """Concurrency limit of each cell in executions [c_j]; cell 0 is the core."""
@@ -92,8 +94,9 @@ class SchedulerSettings(BaseModel):
 
     @property
     def staleness_target(self) -> Fraction:
-        """Eq. 2: E[d] = phi + (mu - 1)/2."""
-        return Fraction(self.extra_groups, self.groups_per_step) + Fraction(self.mu - 1, 2)
+        """Eq. 2: E[d] = phi + (mu - 1)/2; continuous dispatch has phi + 3*(mu - 1)/2."""
+        within_burst = Fraction(self.mu - 1, 2) * (3 if self.dispatch == "continuous" else 1)
+        return Fraction(self.extra_groups, self.groups_per_step) + within_burst
 
     @property
     def untrainable_allowed(self) -> int:

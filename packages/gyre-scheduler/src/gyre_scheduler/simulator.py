@@ -27,7 +27,7 @@ from .actions import (
     Step,
     Transition,
 )
-from .dispatch import group_of, groups_to_dispatch
+from .dispatch import group_of, groups_dispatched
 from .errors import RunAborted, SettingsError
 from .events import (
     Assessed,
@@ -151,8 +151,8 @@ class _Simulation:
         self.now = time
 
     def _deliver(self, event: Event) -> None:
-        if isinstance(event, Started | Published) and self.settings.launch_order == "longest":
-            self._expect(0 if isinstance(event, Started) else event.version)
+        if self.settings.launch_order == "longest":
+            self._expect(groups_dispatched(self.settings, event))
         if isinstance(event, Launched):
             self._running += 1
         elif isinstance(event, Terminated):
@@ -170,10 +170,10 @@ class _Simulation:
         if isinstance(event, RoleChanged):
             self._claim()
 
-    def _expect(self, published: int) -> None:
-        """Tell what the history says of the groups that are dispatched next."""
+    def _expect(self, groups: int) -> None:
+        """Tell what the history says of the next groups, which are about to be dispatched."""
         first = self.scheduler.ledger.next_group
-        for group in range(first, first + groups_to_dispatch(self.settings, published)):
+        for group in range(first, first + groups):
             duration = self._history.expected(self.workload.query(self.seed, group))
             if duration is not None:
                 self.scheduler.handle(Expected(group, duration))
