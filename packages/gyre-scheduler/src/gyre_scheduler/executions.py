@@ -177,11 +177,11 @@ class ExecutionFolder:
         """What the placeholders of a harness stand for."""
         digest = hashlib.sha256(os.fsencode(self.path.absolute())).hexdigest()[:12]
         return {
-            "workspace": str(self.workspace),
-            "home": str(self.home),
+            "workspace": str(self.workspace.absolute()),
+            "home": str(self.home.absolute()),
             "base_url": base_url,
             "key": key,
-            "task_file": str(self.task_file),
+            "task_file": str(self.task_file.absolute()),
             "prompt": str(task.get("prompt", "")),
             "name": f"gyre-{re.sub('[^A-Za-z0-9_.-]', '-', self.path.name)}-{digest}",
         }
