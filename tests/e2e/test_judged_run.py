@@ -74,6 +74,18 @@ def test_a_service_scores_a_run_and_what_it_says_of_earlier_states_is_kept(start
         assert (last.artifact, last.designated, each.reward) == ("git:b", True, 0.25)
 
 
+def test_a_container_that_cannot_be_made_is_a_placeholder_and_its_work_none(start, own):
+    with serving() as server:
+        run = start(
+            *own, f"task.evaluator={server.url}", 'harness.prefix=["sh", "-c", "echo no image >&2; exit 125"]'
+        )
+        assert run.summary()["rewards"] == [0.0]
+        assert server.asked == []
+    for each in executions(read_run_log(run.log)).values():
+        assert (each.designated.status, each.reward) == ("placeholder", 0.0)
+        assert each.designated.detail == "its container could not be made: exit status 125: no image"
+
+
 def test_a_judge_without_its_key_is_refused(start, own, monkeypatch):
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     judge = {"url": "http://127.0.0.1:1/v1", "model": "m", "key_env": "JUDGE_KEY"}

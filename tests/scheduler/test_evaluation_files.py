@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from gyre_scheduler import evaluation_files
-from gyre_scheduler.evaluation_files import Files, Unreadable
+from gyre_scheduler.evaluation_files import Files, Unreadable, digest
 
 
 def laid_out(place):
@@ -34,11 +34,6 @@ def entries(workspace, folder="", limit=100):
     with Files.of(workspace) as files:
         found, whole = files.entries(folder, limit)
         return [entry.path for entry in found], whole
-
-
-def digest(workspace):
-    with Files.of(workspace) as files:
-        return files.digest()
 
 
 def test_files_are_read_in_parts_and_told_with_their_size(workspace):

@@ -203,6 +203,17 @@ def test_nothing_outside_the_workspace_is_read(folder, server, path):
     assert "the secret" not in json.dumps(server.asked)
 
 
+def test_a_workspace_that_vanishes_meanwhile_is_not_judged(folder, server):
+    def vanish(handler):
+        folder.workspace.rename(folder.path / "elsewhere")
+        folder.workspace.symlink_to("elsewhere")
+        reply(says(None, ("list_files", {})))(handler)
+
+    server.answers = [vanish, submits(0)]
+    found = assess(folder, judge(server))
+    assert found.status == "unresolved" and "the workspace cannot be opened" in found.detail
+
+
 def test_faulty_calls_are_answered_and_cost_only_a_turn(folder, server):
     calls = [("read_file", "{bad"), ("delete_all", {}), ("read_file", {"path": "poem.txt", "offset": -1})]
     server.answers = [says(None, *calls), submits(1)]
@@ -305,6 +316,12 @@ def test_the_key_goes_to_the_endpoint_and_nowhere_else(folder, server, monkeypat
     left = [path.read_text() for path in folder.path.rglob("*") if path.is_file()]
     assert KEY not in repr((told, settings, harness, left, server.asked)) + caplog.text
     assert "JUDGE_KEY" not in harness
+
+
+def test_a_key_of_one_letter_does_not_spoil_answers(folder, server, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "0")
+    server.answers = [submits(0.05)]
+    assert assess(folder, judge(server, key_env="JUDGE_KEY")).score == 0.05
 
 
 def test_a_key_that_is_missing_refused_or_no_key_is_told_at_the_start(folder, server, monkeypatch):

@@ -15,10 +15,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from gyre_scheduler.dispatch import group_of
 from gyre_scheduler.errors import SchedulerError, TaskError
 from gyre_scheduler.evaluation import Assessment, Evaluator
+from gyre_scheduler.evaluation_files import Unreadable, digest
 from gyre_scheduler.executions import ExecutionFolder, Harness, HarnessEnd, run_harness
 from gyre_scheduler.guard import Guard
 from gyre_scheduler.history import DurationHistory
@@ -33,6 +35,8 @@ from gyre_cli.routes import Routes
 from gyre_cli.sources import Task
 
 DISK_REFUSES = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+NO_CONTAINER = 125
+"""Exit status of docker and podman when they could not make a container: an image that cannot be pulled, for example."""
 CLOCK_MARGIN_S = 60.0
 """How much longer than the execution its key is valid, so that the harness's own time limit always comes first."""
 
@@ -130,6 +134,7 @@ class Rollouts:
                 end = HarnessEnd("failed", -1, fault, 0.0)
             else:
                 end = await self._harness_end(execution, cell, report, folder, deadline, until)
+                fault = await asyncio.to_thread(_never_began, self._harness, end, folder, group.task)
         except Exception as error:
             end = HarnessEnd("failed", -1, str(error), 0.0)
             raise
@@ -211,3 +216,24 @@ def _laid_out(folder: ExecutionFolder, task: Task) -> str | None:
             raise
         return f"its workspace could not be laid out: {error}"
     return None
+
+
+def _never_began(harness: Harness, end: HarnessEnd, folder: ExecutionFolder, task: Task) -> str | None:
+    """Why a harness did nothing that could be assessed; None where it may have done something."""
+    if end.termination != "failed":
+        return None
+    if end.seconds == 0.0:  # no process was started
+        return end.error
+    if harness.prefix and end.code == NO_CONTAINER and _untouched(folder, task):
+        return f"its container could not be made: {end.error}"
+    return None
+
+
+def _untouched(folder: ExecutionFolder, task: Task) -> bool:
+    """Whether the workspace is as it was laid out."""
+    try:
+        with TemporaryDirectory(dir=folder.path) as place:
+            fresh = ExecutionFolder.create(Path(place) / "fresh", task)
+            return digest(folder.workspace) == digest(fresh.workspace)
+    except (Unreadable, OSError):
+        return False

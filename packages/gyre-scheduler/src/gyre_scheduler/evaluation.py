@@ -25,7 +25,7 @@ from typing import Any, Literal
 from .errors import EvaluatorNotFound, SettingsError, Unresolved
 from .evaluation_answers import Intermediate, Scoring, Verdict, Work, clean
 from .evaluation_command import Command
-from .evaluation_files import Files, Unreadable
+from .evaluation_files import Unreadable, digest
 from .evaluation_function import Function
 from .evaluation_http import Service, Unavailable
 from .evaluation_judge import Judge
@@ -48,7 +48,7 @@ class Assessment:
     """The attempt that gave it, from 1; 0 when there was none."""
     artifact: str | None = None
     """What was assessed: the evaluator's own reference, else the digest of the workspace before the first attempt
-    (`Files.digest`)."""
+    (`evaluation_files.digest`)."""
     intermediate: tuple[Intermediate, ...] = ()
     """Assessments of earlier states, which the evaluator gave along with it."""
 
@@ -162,13 +162,8 @@ async def _artifact(workspace: Path, deadline: float) -> str | None:
     """The digest of a workspace, None where there is no time for it or it vanishes."""
     with suppress(TimeoutError, Unreadable, OSError):
         async with asyncio.timeout(deadline - time.monotonic()):
-            return await asyncio.to_thread(_digest, workspace)
+            return await asyncio.to_thread(digest, workspace)
     return None
-
-
-def _digest(workspace: Path) -> str:
-    with Files.of(workspace) as files:
-        return files.digest()
 
 
 def _is_folder(path: Path) -> bool:

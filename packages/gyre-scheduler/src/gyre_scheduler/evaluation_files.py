@@ -146,6 +146,12 @@ class Files:
             os.close(here)
 
 
+def digest(workspace: Path) -> str:
+    """`Files.digest` of a workspace."""
+    with Files.of(workspace) as files:
+        return files.digest()
+
+
 def _parts(path: str) -> list[str]:
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if path.startswith("/") or ".." in parts:

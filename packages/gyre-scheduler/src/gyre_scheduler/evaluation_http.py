@@ -26,6 +26,8 @@ FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 PASSING = {404, 408, 425, 429}
 """Statuses below 500 that may be others a moment later; gateways answer 404 while a model is loaded."""
+SECRET = 8
+"""Keys with fewer characters are not removed: local endpoints take any word, which may well be part of an answer."""
 NOT_BY_PROXY = ("all://127.0.0.1", "all://localhost", "all://[::1]")
 
 
@@ -51,8 +53,8 @@ class Caller:
         headers = {"Accept-Encoding": "identity"}  # no answer may become larger than what came over the wire
         if secret is not None:
             headers["Authorization"] = f"Bearer {secret}"
-        self._name, self._secret = name, secret
-        self._url = url
+        self._name, self._url = name, url
+        self._secret = secret if secret and len(secret) >= SECRET else None
         # A proxy that the environment names is for the world outside, whether or not NO_PROXY says so.
         self._client = httpx.AsyncClient(headers=headers, timeout=None, mounts=dict.fromkeys(NOT_BY_PROXY))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from .errors import EvaluatorNotFound, Unresolved
 from .evaluation_answers import Verdict, Work, parsed, shown, verdict
-from .evaluation_files import Files, Unreadable
+from .evaluation_files import Unreadable
 from .evaluation_http import Caller, Unavailable
 from .evaluation_settings import JudgeSettings
 from .evaluation_tools import TOOLS, Reading
@@ -57,8 +57,7 @@ class Judge:
         until = time.monotonic() + limit_s
         try:
             async with asyncio.timeout(limit_s):
-                with Files.of(work.workspace) as files:
-                    return await self._judged(self._question(work), Reading(files), until)
+                return await self._judged(self._question(work), Reading(work.workspace), until)
         except TimeoutError:
             raise Unresolved(f"the judge gave no score within {limit_s:.1f} s") from None
         except Unreadable as reason:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from .evaluation_answers import parsed, shown
@@ -52,10 +53,10 @@ TOOLS = [
 
 
 class Reading:
-    """Carries out the reading calls of one attempt."""
+    """Carries out the reading calls of one attempt. Unreadable if the workspace itself is gone."""
 
-    def __init__(self, files: Files):
-        self._files = files
+    def __init__(self, workspace: Path):
+        self._workspace = workspace
         self._room = READ_IN_ALL
 
     async def results(self, functions: list[dict[str, Any]]) -> list[str]:
@@ -77,13 +78,15 @@ class Reading:
             return "Error: path must be text"
         if not isinstance(offset, int) or offset < 0:
             return "Error: offset must be a whole number, 0 or more"
-        try:
-            if name == "list_files":
-                return _listing(*self._files.entries(path, LISTED))
-            if name == "read_file":
-                return _text(*self._files.read(path, offset, READ), offset)
-        except (Unreadable, OSError) as reason:
-            return f"Error: {reason}"
+        # Opened here and not once for all: a call that is given up goes on in its thread and must own what it uses.
+        with Files.of(self._workspace) as files:
+            try:
+                if name == "list_files":
+                    return _listing(*files.entries(path, LISTED))
+                if name == "read_file":
+                    return _text(*files.read(path, offset, READ), offset)
+            except (Unreadable, OSError) as reason:
+                return f"Error: {reason}"
         return f"Error: there is no tool {shown(name)}"
 
 
