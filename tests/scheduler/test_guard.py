@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import marshal
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from contextlib import suppress
 from io import BytesIO
 
 import pytest
+from gyre_scheduler import keeper, processes
 from gyre_scheduler.guard import Guard
 from gyre_scheduler.processes import run_process
 
@@ -106,6 +109,36 @@ def test_a_command_whose_keeper_is_killed_ends_with_its_daemons(tmp_path):
     end, gone = asyncio.run(run())
     assert end.code == -signal.SIGKILL and not end.timed_out
     assert gone
+
+
+def test_who_waits_for_a_start_may_be_cancelled():
+    """What the keeper says afterwards is heard: its end is waited for, and no longer than that."""
+
+    async def run():
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        child = processes._Kept(ours)
+        start = asyncio.create_task(processes._start(child, "agent"))
+        await asyncio.sleep(0)
+        start.cancel()
+        await asyncio.wait([start])
+        with theirs:
+            for words in ((keeper.STARTED, 7), (keeper.EXITED, 3), (keeper.ENDED, 3, [], None)):
+                theirs.send(marshal.dumps(words))
+            async with asyncio.timeout(20):
+                return await child.end()
+
+    assert asyncio.run(run()) == 3
+
+
+def test_a_keeper_shows_nothing_of_the_drivers_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("OUR_SECRET", "do not show")
+
+    async def run():
+        with Guard() as guard:
+            return await command(tmp_path, "cat /proc/$PPID/environ > seen", guard)
+
+    assert asyncio.run(run()).code == 0
+    assert b"OUR_SECRET" not in (tmp_path / "seen").read_bytes()
 
 
 def alive(folder) -> bool:

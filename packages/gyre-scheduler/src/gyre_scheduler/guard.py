@@ -17,6 +17,8 @@ from pathlib import Path
 
 from . import keeper
 
+NEEDED = ("LD_LIBRARY_PATH",)
+"""What an interpreter may need to start. A harness can read the environment of the keeper above it."""
 END_S = 5.0
 ANSWER_S = 10.0
 """The guard answers within a millisecond; a silent one was stopped."""
@@ -97,6 +99,7 @@ class Guard:
                 [sys.executable, "-I", "-S", keeper.__file__, str(number)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[number],
+                env={name: os.environ[name] for name in NEEDED if name in os.environ},
                 start_new_session=True,
             )
         for group in self._groups:

@@ -32,6 +32,8 @@ DRAIN_S = 1.0
 """How long output may still arrive after everything is gone."""
 GONE_S = 0.5
 GONE_POLL_S = 0.005
+START_S = 30.0
+"""A keeper has started its command, or failed to, by then."""
 ENDED_S = 2 * keeper.END_S + keeper.STOP_S + 5.0
 """A keeper has ended by then."""
 
@@ -90,7 +92,8 @@ async def run_process(
 
 async def _start(child: _Kept, program: str) -> None:
     """Return when it runs."""
-    kind, number = await child.started or (keeper.REFUSED, errno.ECHILD)
+    await asyncio.wait([child.started], timeout=START_S)
+    kind, number = child.start or (keeper.REFUSED, errno.ETIMEDOUT)
     if kind == keeper.STARTED:
         return
     if number in NOT_EXECUTABLE:
@@ -108,14 +111,18 @@ async def _wait(child: _Kept, timeout_s: float, grace_s: float) -> bool:
 
 
 class _Kept:
-    """A command in the hands of its keeper. What the keeper says; None for each when it was killed before."""
+    """A command in the hands of its keeper. Its futures are done when the keeper said so, or was killed.
+
+    They are waited for by `asyncio.wait`, which does not cancel them with the one who waits.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         connection.setblocking(False)
         self._connection = connection
-        self.started: asyncio.Future[tuple[str, int] | None] = loop.create_future()
-        self.exited: asyncio.Future[int | None] = loop.create_future()
+        self.start: tuple[str, int] | None = None
+        self.started: asyncio.Future[None] = loop.create_future()
+        self.exited: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[tuple[int | None, list[int], str | None] | None] = loop.create_future()
         self._reading = loop.create_task(self._read())
 
@@ -124,9 +131,10 @@ class _Kept:
             while said := await asyncio.get_running_loop().sock_recv(self._connection, 1 << 16):
                 kind, *rest = marshal.loads(said)
                 if kind in (keeper.STARTED, keeper.REFUSED):
-                    self.started.set_result((kind, *rest))
+                    self.start = (kind, rest[0])
+                    self.started.set_result(None)
                 elif kind == keeper.EXITED:
-                    self.exited.set_result(rest[0])
+                    self.exited.set_result(None)
                 else:
                     self._ended.set_result(tuple(rest))
                     break
@@ -158,7 +166,7 @@ class _Kept:
 
     async def _end_without_keeper(self) -> int:
         """The keeper was killed. Its guard ends the command and what it started; the group ends here in any case."""
-        kind, number = (self.started.done() and self.started.result()) or (keeper.REFUSED, 0)
+        kind, number = self.start or (keeper.REFUSED, 0)
         deadline = time.monotonic() + GONE_S
         while kind == keeper.STARTED and _kill_group(number) and time.monotonic() < deadline:
             await asyncio.sleep(GONE_POLL_S)
