@@ -13,6 +13,7 @@ from gyre_scheduler.actions import (
     STANDALONE,
     Abort,
     Admit,
+    Cancel,
     CloseStream,
     Dispatch,
     Drop,
@@ -23,7 +24,7 @@ from gyre_scheduler.actions import (
     Step,
     Transition,
 )
-from gyre_scheduler.dispatch import group_of
+from gyre_scheduler.dispatch import execution_names, group_of
 from gyre_scheduler.events import (
     Assessed,
     CellBack,
@@ -55,6 +56,8 @@ class RandomEnvironment:
         self.version_of = {}
         self.valid = {}
         self.open = {}
+        self.launches = set()
+        self.complete, self.surplus, self.cancelled = set(), set(), set()
         self.outstanding = set()
         self.place = {}
         self.roles = {cell: "rollout" for cell in range(len(settings.cells))}
@@ -97,14 +100,26 @@ class RandomEnvironment:
         self.f += 1
         del self.place[execution]
         self.pending.append(("assess", execution))
-        self.deliver(Terminated(execution, self.random.choice(["completed", "failed", "timeout"])))
+        outcome = self.random.choice(["completed", "failed", "timeout"])
+        self.deliver(Terminated(execution, "cancelled" if execution in self.cancelled else outcome))
 
     def happen_assess(self, execution):
         group = group_of(execution)
-        valid = self.random.random() >= self.invalid
-        self.valid[group] += valid
-        self.open[group] -= 1
+        valid = self.random.random() >= self.invalid and execution not in self.cancelled
+        if group in self.complete:  # a surplus execution: late, and ignored
+            self.deliver(Assessed(execution, valid))
+            return
+        self.open[group].remove(execution)
+        if valid:
+            self.valid[group].append(execution)
+        if len(self.valid[group]) == self.settings.group_size:
+            self.complete.add(group)
+            self.surplus = {each for each in self.open[group] if each in self.place}
+            withdrawn = self.open[group] - self.launches
+            self.p += len(withdrawn)
+            self.f += len(withdrawn)
         self.deliver(Assessed(execution, valid))
+        assert not self.surplus or self.ended is not None
 
     def happen_change(self, cell, role):
         self.roles[cell] = "restored" if role == "rollout" and self.publishing else role
@@ -182,23 +197,30 @@ class RandomEnvironment:
         assert action.group == len(self.version_of)
         assert action.version == self.published
         self.version_of[action.group] = action.version
-        self.valid[action.group] = 0
-        self.open[action.group] = self.settings.group_size
+        names = execution_names(action.group, self.settings.group_size + self.settings.oversample)
+        self.valid[action.group] = []
+        self.open[action.group] = set(names)
         self.outstanding.add(action.group)
-        self.d += self.settings.group_size
+        self.d += len(names)
 
     def do_Drop(self, action: Drop, event):
         self.outstanding.remove(action.group)
         if action.reason == "the run is over":
             return
-        assert self.open[action.group] == 0 and self.valid[action.group] < 2
+        assert not self.open[action.group] and len(self.valid[action.group]) < 2
         self.replaced_age += self.published - self.version_of[action.group]
 
     def do_Launch(self, action: Launch, event):
-        assert action.execution not in self.place
+        assert action.execution not in self.launches
+        assert group_of(action.execution) not in self.complete
+        self.launches.add(action.execution)
         self.occupy(action.execution, action.cell)
         assert self.load(action.cell) <= self.limit(action.cell) or self.rerouted
         self.pending.append(("launch", action.execution))
+
+    def do_Cancel(self, action: Cancel, event):
+        self.surplus.remove(action.execution)
+        self.cancelled.add(action.execution)
 
     def do_Transition(self, action: Transition, event):
         cell = action.cell
@@ -222,7 +244,8 @@ class RandomEnvironment:
 
     def do_Admit(self, action: Admit, event):
         group, step = action.group, action.step
-        assert self.open[group] == 0 and self.valid[group] >= 2
+        assert sorted(action.members) == sorted(self.valid[group]) and len(action.members) >= 2
+        assert group in self.complete or not self.open[group]
         assert all(group not in groups for groups in self.admitted.values())
         assert step == len(self.staleness) // self.settings.groups_per_step + 1
         self.admitted.setdefault(step, []).append(group)

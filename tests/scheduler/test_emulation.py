@@ -160,7 +160,7 @@ def test_micro_steps_wait_for_a_training_cell_and_drain_once():
 
         async with EmulatedPool([EmulatedEngine(), EmulatedEngine()], TIMES) as pool:
             trainer = EmulatedTrainer(pool, post, serve)
-            await trainer.admit(0, 1)
+            await trainer.admit(0, 1, ())
             await trainer.close_stream(1)
             assert events == [Supply(1, 2)]
             await pool.to_training(1)

@@ -125,7 +125,7 @@ class MortalWorld:
 
     # -- trainer ---------------------------------------------------------------------------------------------
 
-    async def admit(self, group, step):
+    async def admit(self, group, step, members):
         self.unclaimed += 2
         self.runtime.post(Supply(step, self.unclaimed))
         await self.turns()

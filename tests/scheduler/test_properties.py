@@ -22,6 +22,7 @@ def scheduler_settings(draw, policies=("elastic", "async", "colocate")):
     return SchedulerSettings(
         policy=policy,
         group_size=draw(st.integers(2, 4)),
+        oversample=draw(st.sampled_from([0, 0, 1, 3])),
         groups_per_step=groups,
         phi=draw(st.integers(0, 2 * groups)) / groups,
         mu=draw(st.integers(1, 4)),

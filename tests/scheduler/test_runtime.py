@@ -72,7 +72,7 @@ class World:
     async def reroute(self, cell, moves):
         self.calls.append(("reroute", cell, moves))
 
-    async def admit(self, group, step):
+    async def admit(self, group, step, members):
         self.calls.append(("admit", group, step))
         self.micro_steps += 1
         self.runtime.post(Supply(step, self.micro_steps))
@@ -325,9 +325,9 @@ def test_a_transition_waits_for_the_launches_it_moves():
             else:
                 await super().run(execution, cell, report)
 
-        async def admit(self, group, step):
+        async def admit(self, group, step, members):
             self.core_is_asked_to_leave.set()
-            await super().admit(group, step)
+            await super().admit(group, step, members)
 
         async def to_training(self, cell, moves):
             self.moved = moves

@@ -15,6 +15,7 @@ from gyre_scheduler.actions import (
     Step,
     Transition,
 )
+from gyre_scheduler.dispatch import execution_names
 from gyre_scheduler.errors import ProtocolError
 from gyre_scheduler.events import (
     Assessed,
@@ -36,6 +37,10 @@ from gyre_scheduler.settings import SchedulerSettings
 def machine(**changes):
     defaults = dict(group_size=2, groups_per_step=2, phi=0.5, mu=2, steps=4, cells=(4, 4, 4))
     return Scheduler(SchedulerSettings(**{**defaults, **changes}))
+
+
+def members(group, size=2):
+    return tuple(execution_names(group, size))
 
 
 def feed(scheduler, *events):
@@ -109,7 +114,7 @@ def test_a_satellite_joins_only_with_supply_and_only_while_the_window_is_open():
     scheduler = machine()
     scheduler.handle(Started())
     actions = close_groups(scheduler, 0, 1, 2) + feed(scheduler, RoleChanged(0, "training"))
-    assert of(Admit, actions) == [Admit(0, 1), Admit(1, 1)]
+    assert of(Admit, actions) == [Admit(0, 1, members(0)), Admit(1, 1, members(1))]
     assert of(CloseStream, actions) == [CloseStream(1)]
     assert of(Transition, actions) == of(Transition, actions)[:1]
     (join,) = feed(scheduler, Supply(1, 1))
@@ -127,7 +132,7 @@ def test_the_oldest_version_is_admitted_first():
     settle(scheduler)
     assert [scheduler.ledger.groups[group].version for group in (2, 3, 4, 5)] == [0, 0, 1, 1]
     close_groups(scheduler, 5)
-    assert of(Admit, close_groups(scheduler, 3)) == [Admit(3, 2), Admit(5, 2)]
+    assert of(Admit, close_groups(scheduler, 3)) == [Admit(3, 2, members(3)), Admit(5, 2, members(5))]
 
 
 def train_one_step(scheduler, step, groups):
@@ -157,7 +162,7 @@ def test_a_burst_ends_with_returns_publication_refill_and_the_core_decision():
     close_groups(scheduler, 4)
     settle(scheduler)
     assert feed(scheduler, Supply(1, 0), StreamDrained(1)) == [Step(1, (0, 1, 2))]
-    assert of(Admit, scheduler.handle(StepTrained(1))) == [Admit(2, 2), Admit(3, 2)]
+    assert of(Admit, scheduler.handle(StepTrained(1))) == [Admit(2, 2, members(2)), Admit(3, 2, members(3))]
     scheduler.handle(StreamDrained(2))
     assert scheduler.handle(StepTrained(2)) == [Transition(1, "rollout", {}), Transition(2, "rollout", {})]
     assert scheduler.handle(RoleChanged(2, "rollout")) == []
@@ -176,7 +181,7 @@ def test_the_core_stays_when_the_refilled_waterlevel_fits_without_it():
     train_one_step(scheduler, 1, groups=())
     actions = train_one_step(scheduler, 2, groups=())
     assert Publish(2) in actions and not of(Transition, actions)
-    assert of(Admit, actions) == [Admit(4, 3)]
+    assert of(Admit, actions) == [Admit(4, 3, members(4))]
 
 
 def test_nothing_launches_on_a_returned_satellite_before_the_publication():
@@ -235,7 +240,7 @@ def test_a_group_trains_on_two_valid_members_of_three():
     scheduler.handle(Started())
     close(scheduler, "g00000-0", "g00000-1")
     actions = close(scheduler, "g00000-2", valid=False)
-    assert Admit(0, 1) in actions and not of(Drop, actions)
+    assert Admit(0, 1, members(0)) in actions and not of(Drop, actions)
 
 
 def test_an_untrainable_group_is_replaced_at_the_published_version():

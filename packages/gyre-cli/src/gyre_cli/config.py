@@ -126,12 +126,17 @@ class ScheduleSection(Section):
     steps: int = Field(default=24, ge=1)
     group_size: int = Field(default=8, ge=2)
     """N: executions of one group."""
+    oversample: int = Field(default=0, ge=0)
+    """Executions of a group beyond N. The first N with a reward train, the rest is cancelled: long ones train less often."""
     groups_per_step: int = Field(default=6, ge=1)
     """B: groups that one training step consumes."""
     phi: float | None = Field(default=None, ge=0)
     """Extra dispatch in units of B groups; None takes the policy's own (elastic 0.5, async 1.5, colocate 0)."""
     mu: int | None = Field(default=None, ge=1)
     """Training steps of one burst; None takes the policy's own (elastic 3, async 1, colocate 4)."""
+    dispatch: Literal["boundary", "continuous"] = "boundary"
+    """When groups follow those that were consumed: after each publication, or after each step at the version published by
+    then."""
     concurrency: int = Field(default=24, ge=1)
     """Executions that one cell serves at once (c_j)."""
     training_cells: int = Field(default=1, ge=1)

@@ -114,6 +114,7 @@ def _schedule(config: RunConfig) -> SchedulerSettings:
     return SchedulerSettings(
         policy=schedule.policy,
         group_size=schedule.group_size,
+        oversample=schedule.oversample,
         groups_per_step=schedule.groups_per_step,
         phi=phi if schedule.phi is None else schedule.phi,
         mu=mu if schedule.mu is None else schedule.mu,

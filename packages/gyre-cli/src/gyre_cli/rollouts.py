@@ -1,7 +1,7 @@
 """Runs executions: a harness process each, its evaluation, its records (`gyre_scheduler.runtime.Executions`).
 
 Invariants: every execution gets an "opened" line, a "closed" line after the last of its calls, and one designated assessment
-unless the run ends before; a workspace is evaluated after a timeout and after a failure as well, for a score never depends
+unless it is cancelled (the run ends, its group is complete); a workspace is evaluated after a timeout and after a failure as well, for a score never depends
 on how the execution ended.
 """
 

@@ -212,7 +212,6 @@ class Run:
             routes=self.routes,
             record=record,
             progress=progress,
-            group_size=plan.schedule.group_size,
             token_budget=config.training.tokens_per_micro_step,
             checkpoints=plan.run_dir / "checkpoints",
             post=self._post,

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gyre_scheduler.dispatch import execution_names
 from gyre_scheduler.events import Event, StreamDrained, Supply
 from gyre_trainer.pool import CellPool, StepResult
 from gyre_trainer.stream import MicroStepQueue
@@ -50,7 +49,6 @@ class Training:
         routes: Routes,
         record: RunRecord,
         progress: Progress,
-        group_size: int,
         token_budget: int,
         checkpoints: Path,
         post: Callable[[Event], None],
@@ -64,7 +62,6 @@ class Training:
         self._routes = routes
         self._record = record
         self._progress = progress
-        self._group_size = group_size
         self._token_budget = token_budget
         self._checkpoints = checkpoints
         self._post = post
@@ -72,10 +69,9 @@ class Training:
         self._streams: dict[int, Stream] = {}
         self._started = time.monotonic()
 
-    async def admit(self, group: int, step: int) -> None:
+    async def admit(self, group: int, step: int, members: tuple[str, ...]) -> None:
         stream = self._stream(step)
-        members = execution_names(group, self._group_size)
-        admitted = await asyncio.to_thread(self._admission.admit, members)
+        admitted = await asyncio.to_thread(self._admission.admit, list(members))
         stream.groups.append(admitted)
         stream.staleness.append(step - 1 - self._rollouts.groups[group].version)
         self._record.event("admit", group=group, step=step, tokens=admitted.trained_tokens)

@@ -45,6 +45,13 @@ class Launch(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class Cancel(Action):
+    """End an execution that its group needs no more (oversampling); Terminated and Assessed follow as always."""
+
+    execution: str
+
+
+@dataclass(frozen=True, slots=True)
 class Transition(Action):
     """Move a cell to `role`; answered by RoleChanged.
 
@@ -68,10 +75,11 @@ class Reroute(Action):
 
 @dataclass(frozen=True, slots=True)
 class Admit(Action):
-    """Feed a ready group to the step's stream."""
+    """Feed a ready group to the step's stream. `members`: its executions with a valid reward, which train."""
 
     group: int
     step: int
+    members: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

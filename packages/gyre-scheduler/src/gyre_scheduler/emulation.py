@@ -131,7 +131,7 @@ class EmulatedTrainer:
         self._workers: dict[int, asyncio.Task[None]] = {}
         pool.on_joined = self._claim
 
-    async def admit(self, group: int, step: int) -> None:
+    async def admit(self, group: int, step: int, members: tuple[str, ...]) -> None:
         self._step = step
         self._unclaimed += self._pool.times.micro_steps_per_group
         self._post(Supply(step, self._unclaimed))

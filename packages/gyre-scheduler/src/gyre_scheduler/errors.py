@@ -13,6 +13,7 @@ SchedulerError
 ├── TemplateError       a command or environment template names an unknown placeholder
 ├── TaskError           a task that cannot be laid out in a workspace
 ├── Unresolved          one attempt of an evaluation gave no score; never leaves `evaluation`
+│   └── Unavailable         ... of a service, which may be asked again
 └── WorkloadError       a simulated workload that cannot be drawn from
 """
 

@@ -4,6 +4,8 @@ Invariants: 0 <= f <= p <= d; f rises exactly once for each launched execution; 
 once; outstanding groups (dispatched, neither consumed nor dropped) never exceed Q_b.
 
     execution   queued -> launching -> running -> terminated -> (closed, forgotten with its group)
+                surplus: the same, outside its group, which is ready without it; one still queued counts as
+                launched and ended at once
     group       open -> ready -> admitted -> consumed
                   └-> dropped (fewer than two valid members, or the run is over)
 """
@@ -16,6 +18,8 @@ from typing import Any
 
 from .dispatch import group_of
 from .errors import ProtocolError
+
+_OPEN = ("queued", "launching", "running", "terminated")
 
 TRAINABLE_MEMBERS = 2
 """A group-relative advantage needs two rewards."""
@@ -37,6 +41,8 @@ class Group:
 class Ledger:
     """Counters and outstanding groups. Plain data, changed only by its methods."""
 
+    wanted: int
+    """Valid members with which a group is complete [N]."""
     dispatched: int = 0
     launched: int = 0
     terminated: int = 0
@@ -49,6 +55,8 @@ class Ledger:
     """Versions between the dropped groups' v_d and their replacements'; the identity's correction."""
     groups: dict[int, Group] = field(default_factory=dict)
     queue: deque[str] = field(default_factory=deque)
+    surplus: dict[str, str] = field(default_factory=dict)
+    """State of launched executions that their ready groups left behind (oversampling)."""
     ready: list[int] = field(default_factory=list)
     expected: dict[int, float] = field(default_factory=dict)
     """Durations that the environment expects of groups, outstanding or to come."""
@@ -100,18 +108,39 @@ class Ledger:
         self.terminated += 1
 
     def assess(self, execution: str, valid: bool) -> int | None:
-        """Close an execution. Returns its group if that was the last open member."""
+        """Close an execution. Returns its group if that has all members it can have or wants."""
+        if execution in self.surplus:
+            self._member(execution, "terminated", "invalid")
+            del self.surplus[execution]
+            return None
         group = self._member(execution, "terminated", "valid" if valid else "invalid")
         self.groups[group].open -= 1
-        return None if self.groups[group].open else group
+        return None if self.groups[group].open and self.valid_members(group) < self.wanted else group
 
     def valid_members(self, group: int) -> int:
-        return sum(state == "valid" for state in self.groups[group].members.values())
+        return len(self.trainable(group))
 
-    def make_ready(self, group: int) -> None:
-        self.groups[group].state = "ready"
+    def trainable(self, group: int) -> tuple[str, ...]:
+        """The group's executions with a valid reward, in the order of their numbers."""
+        return tuple(name for name, state in self.groups[group].members.items() if state == "valid")
+
+    def make_ready(self, group: int) -> list[str]:
+        """Leave the members behind that are still open. Returns those of them that were launched and have not ended."""
+        life = self.groups[group]
+        life.state = "ready"
         self.ready.append(group)
         self.untrainable_run = 0
+        open_members = {name: state for name, state in life.members.items() if state in _OPEN}
+        for execution, state in open_members.items():
+            del life.members[execution]
+            life.open -= 1
+            if state == "queued":
+                self.queue.remove(execution)
+                self.launched += 1
+                self.terminated += 1
+            else:
+                self.surplus[execution] = state
+        return [name for name, state in open_members.items() if state in ("launching", "running")]
 
     def admit(self) -> int:
         """Take the ready group of the oldest version, the first to become ready among equals."""
@@ -139,6 +168,8 @@ class Ledger:
     def _member(self, execution: str, expected: str, state: str) -> int:
         group = group_of(execution)
         members = self.groups[group].members if group in self.groups else {}
+        if execution in self.surplus:
+            members = self.surplus
         found = members.get(execution)
         if found != expected:
             raise ProtocolError(f"execution {execution} cannot become {state}: it is {found or 'unknown'}")

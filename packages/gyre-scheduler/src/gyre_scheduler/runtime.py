@@ -27,6 +27,7 @@ from .actions import (
     Abort,
     Action,
     Admit,
+    Cancel,
     CloseStream,
     Destination,
     Dispatch,
@@ -109,7 +110,7 @@ class Executions(Protocol):
         """Open the route to `cell`, start the harness, wait, evaluate; say so through `report`.
 
         Bounded by the execution's own budget. A SchedulerError ends the run; any other exception makes this
-        one execution failed and invalid. Cancelled when the run is over.
+        one execution failed and invalid. Cancelled when the run is over, or its group needs it no more.
         """
 
     async def drop(self, group: int, reason: str) -> None:
@@ -141,8 +142,8 @@ class Cells(Protocol):
 class Trainer(Protocol):
     """Feeds and steps the training cells. Posts Supply and StreamDrained through `Runtime.post`."""
 
-    async def admit(self, group: int, step: int) -> None:
-        """Materialize a ready group into the step's stream."""
+    async def admit(self, group: int, step: int, members: tuple[str, ...]) -> None:
+        """Materialize a ready group into the step's stream; `members` are its executions that train."""
 
     async def close_stream(self, step: int) -> None:
         """The step has all its groups. StreamDrained follows, also when the stream is empty already."""
@@ -184,6 +185,7 @@ class Runtime:
         self._tasks: set[asyncio.Task[None]] = set()
         self._opening: dict[str, asyncio.Event] = {}
         self._destination: dict[str, Destination] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._cell_lock = [asyncio.Lock() for _ in scheduler.settings.cells]
         self._losses_posted: Counter[int] = Counter()
         self._losses_handled: Counter[int] = Counter()
@@ -195,6 +197,7 @@ class Runtime:
             self._opening.pop(event.execution).set()
         elif isinstance(event, Terminated):
             self._destination.pop(event.execution, None)
+            self._running.pop(event.execution, None)
         elif isinstance(event, CellLost):
             self._losses_posted[event.cell] += 1
         self._inbox.put_nowait(event)
@@ -247,7 +250,7 @@ class Runtime:
             case Launch(execution, cell):
                 self._opening[execution] = asyncio.Event()
                 self._destination[execution] = cell
-                self._spawn(f"execution {execution}", self._run_execution(execution, cell))
+                self._launch(execution, cell)
             case Transition(cell, role, moves):
                 self._destination.update(moves)
                 losses = self._losses_handled[cell]
@@ -255,8 +258,13 @@ class Runtime:
             case Reroute(cell, moves):
                 self._destination.update(moves)
                 self._spawn(f"routes away from cell {cell}", self._reroute(cell, moves))
-            case Admit(group, step):
-                self._queue(f"admission of group {group}", self._trainer.admit(group, step))
+            case Cancel(execution):
+                if (
+                    execution in self._running
+                ):  # otherwise it ended by itself, and the scheduler will hear of it
+                    self._running[execution].cancel()
+            case Admit(group, step, members):
+                self._queue(f"admission of group {group}", self._trainer.admit(group, step, members))
             case CloseStream(step):
                 self._queue(f"end of the stream of step {step}", self._trainer.close_stream(step))
             case Step(step, cells):
@@ -270,13 +278,16 @@ class Runtime:
 
     # -- tasks -----------------------------------------------------------------------------------------------
 
-    async def _run_execution(self, execution: str, cell: Destination) -> None:
+    def _launch(self, execution: str, cell: Destination) -> None:
         report = Report(execution, self.post)
+        task = self._spawn(f"execution {execution}", self._run_execution(execution, cell, report))
+        # here and not in the task, which may be cancelled before it began
+        task.add_done_callback(lambda done: report.close("cancelled") if done.cancelled() else None)
+        self._running[execution] = task
+
+    async def _run_execution(self, execution: str, cell: Destination, report: Report) -> None:
         try:
             await self._executions.run(execution, cell, report)
-        except asyncio.CancelledError:
-            report.close("cancelled")
-            raise
         except SchedulerError:
             report.close("failed")
             raise
@@ -329,10 +340,11 @@ class Runtime:
     def _queue(self, name: str, operation: Coroutine[Any, Any, None], answer: Event | None = None) -> None:
         self._lane.put_nowait((name, operation, answer))
 
-    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

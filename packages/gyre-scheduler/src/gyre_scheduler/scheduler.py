@@ -23,6 +23,7 @@ from .actions import (
     Abort,
     Action,
     Admit,
+    Cancel,
     CloseStream,
     Dispatch,
     Drop,
@@ -75,7 +76,7 @@ class Scheduler:
     def __init__(self, settings: SchedulerSettings):
         self.settings = settings
         self.policy: Policy = POLICIES[settings.policy](settings)
-        self.ledger = Ledger()
+        self.ledger = Ledger(settings.group_size)
         self.cells = CellTable(settings.cells, settings.standalone, self.policy.serving())
         self.version = 0
         """The trainer's version: optimizer updates done."""
@@ -143,9 +144,8 @@ class Scheduler:
             return []
         valid = self.ledger.valid_members(group)
         if valid >= TRAINABLE_MEMBERS:
-            self.ledger.make_ready(group)
-            return []
-        return self._replace(group, f"{valid} of {self.settings.group_size} executions have a valid reward")
+            return [Cancel(execution) for execution in self.ledger.make_ready(group)]
+        return self._replace(group, f"{valid} of {self._members} executions have a valid reward")
 
     def _replace(self, group: int, reason: str) -> list[Action]:
         in_a_row = self.ledger.drop_untrainable(group, self.published)
@@ -282,7 +282,8 @@ class Scheduler:
         actions: list[Action] = []
         while self.ledger.ready and len(step.admitted) < batch:
             step.admitted.append(self.ledger.admit())
-            actions.append(Admit(step.admitted[-1], step.number))
+            group = step.admitted[-1]
+            actions.append(Admit(group, step.number, self.ledger.trainable(group)))
         if len(step.admitted) == batch:
             step.closed = True
             actions.append(CloseStream(step.number))
@@ -310,6 +311,11 @@ class Scheduler:
         self.cells.roles[0] = "to_rollout"
         return [Transition(0, "rollout", {})]
 
+    @property
+    def _members(self) -> int:
+        """Executions of a group."""
+        return self.settings.group_size + self.settings.oversample
+
     def _refill(self, event: Event) -> list[Action]:
         dispatched = [self._dispatch() for _ in range(groups_dispatched(self.settings, event))]
         if dispatched and self.settings.launch_order == "longest":
@@ -317,7 +323,7 @@ class Scheduler:
         return dispatched
 
     def _dispatch(self, replaces: int | None = None) -> Dispatch:
-        names = execution_names(self.ledger.next_group, self.settings.group_size)
+        names = execution_names(self.ledger.next_group, self._members)
         return Dispatch(self.ledger.dispatch(self.published, names), self.published, replaces)
 
     def _launch(self) -> list[Action]:

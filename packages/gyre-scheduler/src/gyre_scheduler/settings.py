@@ -21,6 +21,8 @@ class SchedulerSettings(BaseModel):
     policy: Literal["elastic", "async", "colocate"] = "elastic"
     group_size: int = 8
     """Executions of a group [N]."""
+    oversample: int = 0
+    """Executions of a group beyond N. The first N valid ones train; what still runs or waits then is cancelled."""
     groups_per_step: int = 8
     """Groups of a batch [B]."""
     phi: float = 0.5
@@ -50,6 +52,8 @@ class SchedulerSettings(BaseModel):
                 raise SettingsError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if not self.cells or min(self.cells) < 1:
             raise SettingsError("cells must list at least one limit, each at least 1 execution")
+        if self.oversample < 0:
+            raise SettingsError(f"oversample must be 0 or more executions, not {self.oversample}")
         if self.standalone < 0:
             raise SettingsError(f"standalone must be 0 or a limit in executions, not {self.standalone}")
         if self.untrainable_limit is not None and self.untrainable_limit < 1:

@@ -20,6 +20,7 @@ from .actions import (
     Abort,
     Action,
     Admit,
+    Cancel,
     CloseStream,
     Dispatch,
     Launch,
@@ -120,6 +121,9 @@ class _Simulation:
         self._history = DurationHistory()
         self._faults = random.Random(f"{seed}/faults")
         self._running = 0
+        self._ends: dict[str, tuple[int, int]] = {}
+        """Entries of the agenda with which a running execution ends."""
+        self._void: set[int] = set()
         self._training: set[int] = set()
         self._unclaimed: deque[int] = deque()
         self._claimed: dict[int, int] = {}
@@ -133,7 +137,9 @@ class _Simulation:
         self.result.timeline = [(0.0, cell, "rollout") for cell in range(len(self.settings.cells))]
         self._after(0.0, Started())
         while not self.scheduler.done:
-            time, _, what = heapq.heappop(self._agenda)
+            time, entry, what = heapq.heappop(self._agenda)
+            if entry in self._void:
+                continue
             self._pass_time(time)
             if isinstance(what, Event):
                 self._deliver(what)
@@ -141,10 +147,11 @@ class _Simulation:
                 self._micro_step_done(what)
         return self._summary()
 
-    def _after(self, hours: float, what: Event | int) -> None:
-        """Put an event, or the cell that ends its micro-step, on the agenda."""
+    def _after(self, hours: float, what: Event | int) -> int:
+        """Put an event, or the cell that ends its micro-step, on the agenda. Returns the entry's number."""
         self._entries += 1
         heapq.heappush(self._agenda, (self.now + hours, self._entries, what))
+        return self._entries
 
     def _pass_time(self, time: float) -> None:
         self._rollout_node_hours += (time - self.now) * self._running / self.costs.executions_per_node
@@ -157,8 +164,10 @@ class _Simulation:
             self._running += 1
         elif isinstance(event, Terminated):
             self._running -= 1
-            query = self.workload.query(self.seed, group_of(event.execution))
-            self._history.observe(query, self._hours.pop(event.execution))
+            hours = self._hours.pop(event.execution)
+            del self._ends[event.execution]
+            if event.outcome == "completed":
+                self._history.observe(self.workload.query(self.seed, group_of(event.execution)), hours)
         elif isinstance(event, RoleChanged):
             self._role(event.cell, event.role)
         elif isinstance(event, StepTrained):
@@ -194,7 +203,8 @@ class _Simulation:
 
     @_do.register
     def _(self, action: Dispatch) -> None:
-        hours = self.workload.hours(self.seed, action.group, self.settings.group_size)
+        size = self.settings.group_size + self.settings.oversample
+        hours = self.workload.hours(self.seed, action.group, size)
         names = self.scheduler.ledger.groups[action.group].members
         self._hours.update(zip(names, hours, strict=True))
 
@@ -203,8 +213,16 @@ class _Simulation:
         hours = self._hours[action.execution]
         valid = self._faults.random() >= self.costs.invalid
         self._after(0.0, Launched(action.execution))
-        self._after(hours, Terminated(action.execution, "completed"))
-        self._after(hours, Assessed(action.execution, valid))
+        self._ends[action.execution] = (
+            self._after(hours, Terminated(action.execution, "completed")),
+            self._after(hours, Assessed(action.execution, valid)),
+        )
+
+    @_do.register
+    def _(self, action: Cancel) -> None:
+        self._void.update(self._ends[action.execution])
+        self._after(0.0, Terminated(action.execution, "cancelled"))
+        self._after(0.0, Assessed(action.execution, False))
 
     @_do.register
     def _(self, action: Transition) -> None:
