@@ -43,7 +43,19 @@ def log(tmp_path):
 
 def test_table1_has_eleven_rows_and_says_what_was_fitted():
     found = gyre("compare", "table1", "--seeds", "1")
-    assert [row["name"] for row in found["rows"]] == ["A0", "A1", "A2", "A3", "C0", "C1", "C2", "C3", "E0", "E1", "E2"]
+    assert [row["name"] for row in found["rows"]] == [
+        "A0",
+        "A1",
+        "A2",
+        "A3",
+        "C0",
+        "C1",
+        "C2",
+        "C3",
+        "E0",
+        "E1",
+        "E2",
+    ]
     assert {"hours", "paper_hours", "error"} <= found["rows"][0].keys()
     assert found["rms_error"] <= 0.03 and found["worst_error"] <= 0.06 and found["same_order"] is True
     assert found["fitted"]["node_hours_per_step"] > 0
