@@ -1,8 +1,8 @@
 """Runs executions: a harness process each, its evaluation, its records (`gyre_scheduler.runtime.Executions`).
 
 Invariants: every execution gets an "opened" line, a "closed" line after the last of its calls, and one designated assessment
-unless it is cancelled (the run ends, or its group is complete without it); a workspace is evaluated after a timeout and after
-a failure as well, for a score never depends on how the execution ended.
+unless it is cancelled (the run ends, or its group is complete without it); a workspace is evaluated after a timeout and
+after a failure as well, for a score never depends on how the execution ended.
 """
 
 from __future__ import annotations
