@@ -98,6 +98,12 @@ def test_a_plan_keeps_staleness_and_cells_and_is_sorted():
     assert found.by_j_max[1] <= found.by_j_max[5] <= found.by_j_max[0]
 
 
+def test_a_plan_keeps_the_standalone_pool_that_there_is():
+    base = replace(SMALL, settings=SMALL.settings.model_copy(update={"cells": (8, 8, 8), "standalone": 8}))
+    for row in plan(base, 1.0, seeds=1).rows:
+        assert sum(row.preset.settings.cells) + row.preset.settings.standalone == 32, row.name
+
+
 @pytest.mark.parametrize(
     ("changes", "limit"),
     [

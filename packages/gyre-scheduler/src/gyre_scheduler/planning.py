@@ -93,14 +93,13 @@ def _candidates(base: Preset, staleness: Fraction) -> Iterator[tuple[str, Preset
     for phi, mu in _depths(staleness, base.settings.groups_per_step):
         depth = f"phi {float(phi):g}, mu {mu}"
         for order in ("fifo", "longest"):
-            for standalone in (0, 1)[: len(cells)]:
-                kept, spare = cells[: len(cells) - standalone], cells[len(cells) - standalone :]
-                if standalone and len(cells) < 3:
-                    continue
-                settings = dict(policy="elastic", cells=kept, standalone=sum(spare), launch_order=order)
-                name = f"elastic, {depth}" + (", longest first" if order == "longest" else "")
-                name += ", one cell standalone" if standalone else ""
-                yield name, _with(base, phi, mu, **settings)
+            name = f"elastic, {depth}" + (", longest first" if order == "longest" else "")
+            elastic = dict(policy="elastic", launch_order=order)
+            yield name, _with(base, phi, mu, **elastic)
+            if len(cells) > 2:
+                *kept, last = cells
+                kept_back = dict(cells=tuple(kept), standalone=base.settings.standalone + last)
+                yield f"{name}, one cell standalone", _with(base, phi, mu, **elastic, **kept_back)
         if mu == 1:
             for training in range(1, len(cells)):
                 name = f"async, {depth}, {training} of {len(cells)} cells train"
@@ -118,13 +117,8 @@ def _depths(staleness: Fraction, groups_per_step: int) -> Iterator[tuple[Fractio
 
 
 def _with(base: Preset, phi: Fraction, mu: int, **changes: object) -> Preset:
-    values = base.settings.model_dump() | {
-        "standalone": 0,
-        "streaming": True,
-        "launch_order": "fifo",
-        "dispatch": "boundary",
-    }
-    values |= {"phi": float(phi), "mu": mu, **changes}
+    plain = {"streaming": True, "launch_order": "fifo", "dispatch": "boundary", "training_cells": 1}
+    values = base.settings.model_dump() | plain | {"phi": float(phi), "mu": mu, **changes}
     return replace(base, settings=SchedulerSettings(**values), paper_hours=None)
 
 
