@@ -178,3 +178,48 @@ def test_a_run_without_any_cost_of_training_still_has_positive_figures():
 def test_an_unknown_preset_lists_those_that_exist():
     with pytest.raises(SettingsError, match="nl2repo-e0"):
         preset("nl2repo-e9")
+
+
+def test_lost_satellites_cost_time_and_nothing_else():
+    chosen = preset("nl2repo-e0")
+    plain = run("nl2repo-e0")
+    faulty = simulate(
+        chosen.settings, chosen.workload, replace(chosen.costs, loss_hours=3.0, repair_hours=1.0)
+    )
+    assert faulty.hours > plain.hours
+    assert faulty.steps == plain.steps and faulty.staleness_mean == pytest.approx(
+        plain.staleness_mean, abs=0.05
+    )
+    lost = [cell for _, cell, role in faulty.timeline if role == "lost"]
+    assert len(lost) > 10 and 0 not in lost
+    never = replace(chosen.costs, loss_hours=1e9, repair_hours=1.0)
+    assert simulate(chosen.settings, chosen.workload, never).hours == plain.hours
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(["elastic", "async", "colocate"]),
+    st.booleans(),
+    st.sampled_from(["boundary", "continuous"]),
+    st.sampled_from([0, 2]),
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([0.0, 0.5, 5.0]),
+    st.integers(0, 1000),
+)
+def test_no_faults_get_a_run_stuck(policy, streaming, dispatch, oversample, invalid, loss_hours, seed):
+    chosen = SchedulerSettings(
+        policy=policy,
+        streaming=streaming,
+        dispatch=dispatch,
+        oversample=oversample,
+        launch_order="longest",
+        group_size=4,
+        groups_per_step=2,
+        phi=0.5,
+        mu=3,
+        steps=7,
+        cells=(3, 5, 4),
+        untrainable_limit=10**6,
+    )
+    costs = Costs(invalid=invalid, loss_hours=loss_hours, repair_hours=0.2)
+    assert simulate(chosen, TwoLevelLognormal(queries=5), costs, seed).steps == 7

@@ -3,7 +3,8 @@
 The model: an execution takes its workload's duration wherever it runs, reroutes cost nothing; training work
 is split into equal micro-steps, which the cells in training claim one at a time and finish at a speed
 proportional to their nodes; transitions, optimizer updates and publications take constant times. A cell's
-nodes follow from its concurrency limit. With launch order "longest" the environment expects of a group what the
+nodes follow from its concurrency limit. A lost satellite's executions go on elsewhere at no cost, its micro-step
+goes back to the queue. With launch order "longest" the environment expects of a group what the
 history of its query says by then, as a live run does.
 """
 
@@ -32,6 +33,8 @@ from .dispatch import group_of, groups_dispatched
 from .errors import RunAborted, SettingsError
 from .events import (
     Assessed,
+    CellBack,
+    CellLost,
     Event,
     Expected,
     Launched,
@@ -67,6 +70,10 @@ class Costs:
     publish_hours: float = 10 * SECOND
     invalid: float = 0.0
     """Share of executions that end without a valid reward."""
+    loss_hours: float = 0.0
+    """Mean time, exponential, after which a satellite that serves or trains is lost; 0: never."""
+    repair_hours: float = 0.25
+    """Time after which a lost cell is back."""
 
     def __post_init__(self):
         for name, value in vars(self).items():
@@ -96,7 +103,7 @@ class SimulationResult:
     step_times: list[float] = field(default_factory=list)
     """When each step was trained."""
     timeline: list[tuple[float, int, str]] = field(default_factory=list)
-    """(time, cell, role), roles rollout | to_training | training | to_rollout, from time 0 on."""
+    """(time, cell, role), roles rollout | to_training | training | to_rollout | lost, from time 0 on."""
     waterlevel: list[tuple[float, int]] = field(default_factory=list)
 
 
@@ -127,6 +134,8 @@ class _Simulation:
         self._training: set[int] = set()
         self._unclaimed: deque[int] = deque()
         self._claimed: dict[int, int] = {}
+        self._busy: dict[int, int] = {}
+        """By cell, the agenda's entry with which its transition or micro-step ends."""
         self._closed = False
         self._busy_node_hours = self._rollout_node_hours = 0.0
         self._nodes = [limit / costs.executions_per_node for limit in settings.cells]
@@ -136,6 +145,8 @@ class _Simulation:
     def run(self) -> SimulationResult:
         self.result.timeline = [(0.0, cell, "rollout") for cell in range(len(self.settings.cells))]
         self._after(0.0, Started())
+        for cell in range(1, len(self.settings.cells)):
+            self._lose_later(cell)
         while not self.scheduler.done:
             time, entry, what = heapq.heappop(self._agenda)
             if entry in self._void:
@@ -170,14 +181,32 @@ class _Simulation:
                 self._history.observe(self.workload.query(self.seed, group_of(event.execution)), hours)
         elif isinstance(event, RoleChanged):
             self._role(event.cell, event.role)
+        elif isinstance(event, CellLost):
+            self._lose(event.cell)
+        elif isinstance(event, CellBack):
+            self._role(event.cell, "rollout")
+            self._lose_later(event.cell)
         elif isinstance(event, StepTrained):
             self.result.step_times.append(self.now)
         for action in self.scheduler.handle(event):
             self._do(action)
         if isinstance(event, Started | Terminated | Published):
             self.result.waterlevel.append((self.now, self.scheduler.waterlevel))
-        if isinstance(event, RoleChanged):
+        if isinstance(event, RoleChanged | CellLost):
             self._claim()
+
+    def _lose_later(self, cell: int) -> None:
+        if self.costs.loss_hours:
+            self._after(self._faults.expovariate(1 / self.costs.loss_hours), CellLost(cell))
+
+    def _lose(self, cell: int) -> None:
+        """What the cell was about to end never ends; another takes its micro-step."""
+        self._role(cell, "lost")
+        if cell in self._busy:
+            self._void.add(self._busy.pop(cell))
+        if cell in self._claimed:
+            self._unclaimed.appendleft(self._claimed.pop(cell))
+        self._after(self.costs.repair_hours, CellBack(cell))
 
     def _expect(self, groups: int) -> None:
         """Tell what the history says of the next groups, which are about to be dispatched."""
@@ -230,7 +259,7 @@ class _Simulation:
         self.result.role_switches += 1
         to_training = action.role == "training"
         hours = self.costs.to_training_hours if to_training else self.costs.to_rollout_hours
-        self._after(hours, RoleChanged(action.cell, action.role))
+        self._busy[action.cell] = self._after(hours, RoleChanged(action.cell, action.role))
 
     @_do.register
     def _(self, action: Admit) -> None:
@@ -259,7 +288,7 @@ class _Simulation:
             if not self._unclaimed:
                 return
             step = self._claimed[cell] = self._unclaimed.popleft()
-            self._after(self._micro_step_hours[cell], cell)
+            self._busy[cell] = self._after(self._micro_step_hours[cell], cell)
             self._after(0.0, Supply(step, len(self._unclaimed)))
 
     def _micro_step_done(self, cell: int) -> None:
