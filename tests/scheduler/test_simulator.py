@@ -24,14 +24,13 @@ def run(name, seed=0):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_runs_to_its_end(name):
-    result, steps = run(name), PRESETS[name].settings.steps
-    assert result.steps == steps == len(result.step_times)
+    chosen = preset(name)
+    short = chosen.settings.model_copy(update={"steps": 6})
+    result = simulate(short, chosen.workload, chosen.costs)
+    assert result.steps == 6 == len(result.step_times)
     assert result.step_times == sorted(result.step_times)
     assert 0 < result.utilisation <= 1
-    assert result.waterlevel[0] == (
-        0.0,
-        PRESETS[name].settings.queue_depth * PRESETS[name].settings.group_size,
-    )
+    assert result.waterlevel[0] == (0.0, short.queue_depth * short.group_size)
     assert json.loads(json.dumps(asdict(result)))["hours"] == result.hours
 
 
