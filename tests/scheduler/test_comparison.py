@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from gyre_scheduler.comparison import bounds, compare, errors
+from gyre_scheduler.dispatch import groups_of_run
 from gyre_scheduler.errors import SettingsError
 from gyre_scheduler.planning import SLOTS, TAIL, TRAINING, plan
 from gyre_scheduler.presets import COMPARISONS, PRESETS, TABLE1, Preset
@@ -54,10 +55,13 @@ SMALL = Preset(
 )
 
 
-@pytest.mark.parametrize("name", [*PRESETS, "small"])
-def test_no_run_is_faster_than_its_bounds(name):
+@pytest.mark.parametrize(
+    "changes", [{}, {"dispatch": "continuous"}, {"oversample": 3, "launch_order": "longest"}]
+)
+@pytest.mark.parametrize("name", ["nl2repo-e0", "nl2repo-c2", "nl2repo-a3", "deepswe-elastic-1", "small"])
+def test_no_run_is_faster_than_its_bounds(name, changes):
     chosen = SMALL if name == "small" else PRESETS[name]
-    settings = chosen.settings.model_copy(update={"steps": 8})
+    settings = chosen.settings.model_copy(update={"steps": 7, **changes})
     found = bounds(settings, chosen.workload, chosen.costs)
     assert found.rollout > 0 and found.training > 0 and found.work == found.rollout + found.training
     assert simulate(settings, chosen.workload, chosen.costs).hours >= found.work
@@ -88,11 +92,15 @@ def test_a_plan_keeps_staleness_and_cells_and_is_sorted():
     done = []
     found = plan(SMALL, 1.0, seeds=2, progress=done.append)
     assert sum(done) == done.count(0) > 0
-    assert [row.hours for row in found.rows[:5]] == sorted(row.hours for row in found.rows[:5])
-    for row in found.rows:
+    assert [row.hours for row in found.rows] == sorted(row.hours for row in found.rows)
+    assert {len(row.results) for row in found.rows} == {2} and {len(row.results) for row in found.others} == {
+        1
+    }
+    for row in (*found.rows, *found.others):
         settings = row.preset.settings
         assert settings.staleness_target == 1 and sum(settings.cells) + settings.standalone == 32
-    assert {row.preset.settings.policy for row in found.rows} == {"elastic", "async", "colocate"}
+    policies = {row.preset.settings.policy for row in (*found.rows, *found.others)}
+    assert policies == {"elastic", "async", "colocate"}
     best = found.rows[0]
     assert best.hours >= found.bounds.work and found.by_j_max[5] == pytest.approx(best.hours)
     assert found.by_j_max[1] <= found.by_j_max[5] <= found.by_j_max[0]
@@ -100,7 +108,8 @@ def test_a_plan_keeps_staleness_and_cells_and_is_sorted():
 
 def test_a_plan_keeps_the_standalone_pool_that_there_is():
     base = replace(SMALL, settings=SMALL.settings.model_copy(update={"cells": (8, 8, 8), "standalone": 8}))
-    for row in plan(base, 1.0, seeds=1).rows:
+    found = plan(base, 1.0, seeds=1)
+    for row in (*found.rows, *found.others):
         assert sum(row.preset.settings.cells) + row.preset.settings.standalone == 32, row.name
 
 
@@ -125,3 +134,11 @@ def test_a_plan_says_what_limits_it(changes, limit):
 def test_a_staleness_that_no_schedule_has_is_refused():
     with pytest.raises(SettingsError, match=r"no schedule has a mean staleness of 0.3: phi \+ \(mu - 1\)/2"):
         plan(SMALL, 0.3)
+
+
+@pytest.mark.parametrize("dispatch", ["boundary", "continuous"])
+@pytest.mark.parametrize(("mu", "steps"), [(3, 8), (3, 9), (1, 4), (4, 3)])
+def test_groups_of_a_run_are_those_that_a_run_dispatches(dispatch, mu, steps):
+    settings = SMALL.settings.model_copy(update={"dispatch": dispatch, "mu": mu, "steps": steps})
+    result = simulate(settings, SMALL.workload, SMALL.costs)
+    assert result.groups == groups_of_run(settings)

@@ -38,7 +38,7 @@ def test_the_first_valid_members_train_and_running_ones_are_cancelled():
     assert of(Cancel, actions) == [Cancel("g00000-0")]
     assert of(Admit, actions) == [Admit(0, 1, ("g00000-1", "g00000-3"))]
     before = scheduler.ledger.terminated
-    assert scheduler.handle(Terminated("g00000-0", "cancelled")) is not None
+    assert scheduler.handle(Terminated("g00000-0", "cancelled")) == []
     assert scheduler.ledger.terminated == before + 1 and "g00000-0" not in scheduler.cells.place_of
     assert scheduler.handle(Assessed("g00000-0", True)) == []  # valid or not, it is too late
     assert not scheduler.ledger.surplus

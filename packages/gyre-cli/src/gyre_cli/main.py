@@ -351,7 +351,8 @@ def schedule_compare(
     rows = run_comparison(names, set_ or [], seeds, workload)
     if html:
         write_comparison(html, ", ".join(names), rows)
-    emit(comparison_figures(rows, fitted=names == ["table1"])) if json else show_comparison(rows)
+    calibrated = names in (["table1"], ["nl2repo"]) and not set_ and workload is None
+    emit(comparison_figures(rows, fitted=calibrated)) if json else show_comparison(rows)
 
 
 @schedule_app.command("plan")
@@ -369,8 +370,9 @@ def schedule_plan(
     json: Json = False,
 ) -> None:
     """Search policy, phi, mu, split and launch order of the fastest run; say what limits it and what nothing can beat."""
-    from gyre_cli.schedule import chosen_preset, plan_figures, run_plan, show_plan
+    from gyre_cli.schedule import chosen_preset, plan_figures, refuse_searched, run_plan, show_plan
 
+    refuse_searched(set_ or [])
     chosen = chosen_preset(preset, set_ or [], workload)
     target = float(chosen.settings.staleness_target) if staleness is None else staleness
     found = run_plan(chosen, target, seeds)

@@ -18,11 +18,12 @@ from typing import Any
 import httpx
 import orjson
 from gyre_scheduler.executions import last_line
+from gyre_trajtree.runlog import LOCK_S
 
 from gyre_cli.errors import RunFailed
 
-ANSWER_S = 20.0
-"""Seconds the proxy may take to answer an administrative request."""
+ANSWER_S = LOCK_S + 10.0
+"""Seconds the proxy may take to answer an administrative request: one that waits for the run log's lock still says so."""
 
 
 class ProxyProcess:

@@ -85,7 +85,7 @@ class Rollouts:
         self._fail = fail
 
     def expected(self, group: int) -> float | None:
-        """Seconds that executions of the group's task took so far, on average."""
+        """Draw the task of the next group, which is this one; the mean seconds of its executions, else of all so far."""
         self._coming.append(self._next_task())
         return self._history.expected(self._coming[-1]["id"])
 
@@ -145,7 +145,7 @@ class Rollouts:
                 self._fail(error)  # a silent proxy serves nobody, whether or not anybody else asks
             finally:
                 self._closed(execution, end)
-        if not fault:
+        if end.termination in ("completed", "timeout"):
             self._history.observe(group.task["id"], end.seconds)
         report.terminated(end.termination)
         if fault:  # nothing to assess: the zero-reward placeholder of section 5.2

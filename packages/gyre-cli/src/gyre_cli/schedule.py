@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gyre_scheduler.comparison import Bounds, Row, compare, errors
-from gyre_scheduler.errors import SchedulerError
+from gyre_scheduler.dispatch import groups_of_run
+from gyre_scheduler.errors import RunAborted, SchedulerError
 from gyre_scheduler.planning import Plan, plan
 from gyre_scheduler.presets import COMPARISONS, FITTED, Preset, comparison, preset
 from gyre_scheduler.simulator import SimulationResult, simulate
@@ -22,11 +23,14 @@ from rich.table import Table
 from gyre_cli.charts import Span, line_chart, page, role_timeline
 from gyre_cli.config import assign
 from gyre_cli.durations import load_workload
-from gyre_cli.errors import MisuseError
+from gyre_cli.errors import CommandError, MisuseError
 
 PARTS = ("settings", "workload", "costs")
-MOST_EXECUTIONS = 5_000_000
+MOST_EVENTS = 5_000_000
 """Some minutes of simulation."""
+
+
+SEARCHED = ("policy", "phi", "mu", "launch_order", "training_cells", "streaming", "dispatch")
 
 
 def run_simulation(
@@ -34,25 +38,34 @@ def run_simulation(
 ) -> tuple[Preset, SimulationResult]:
     """Simulate a preset with overrides: a setting of the scheduler, or `workload.x=`, `costs.x=`."""
     chosen = chosen_preset(name, assignments, workload)
-    try:
+    with _one_line():
         return chosen, simulate(chosen.settings, chosen.workload, chosen.costs, seed)
-    except SchedulerError as error:
-        raise MisuseError(str(error)) from None
 
 
 def chosen_preset(name: str, assignments: list[str], workload: Path | None = None) -> Preset:
     """The preset of that name with overrides, and with the workload of a file if there is one."""
-    try:
+    with _one_line():
         return _checked(_overridden(preset(name), assignments, workload))
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """What the scheduler refuses is misuse, a simulated run that it aborts a failure."""
+    try:
+        yield
+    except RunAborted as error:
+        raise CommandError(f"the simulated run was aborted: {error}") from None
     except SchedulerError as error:
         raise MisuseError(str(error)) from None
 
 
 def _checked(chosen: Preset) -> Preset:
     settings = chosen.settings
-    if (executions := settings.steps * settings.groups_per_step * settings.group_size) > MOST_EXECUTIONS:
+    groups = groups_of_run(settings)
+    events = groups * max(settings.group_size + settings.oversample, chosen.costs.micro_steps_per_group)
+    if events > MOST_EVENTS:
         raise MisuseError(
-            f"{executions:,} executions are more than the {MOST_EXECUTIONS:,} one simulation may have"
+            f"{events:,} executions or micro-steps are more than the {MOST_EVENTS:,} one simulation may have"
         )
     return chosen
 
@@ -61,24 +74,31 @@ def run_comparison(
     names: list[str], assignments: list[str], seeds: int, workload: Path | None = None
 ) -> list[Row]:
     """Simulate the rows of a comparison, or presets, side by side, each with the same overrides."""
-    try:
-        one = len(names) == 1 and names[0] in COMPARISONS
-        rows = comparison(names[0]) if one else {name: preset(name) for name in names}
+    mixed = COMPARISONS.keys() & names
+    if mixed and len(names) > 1:
+        raise MisuseError(f"{mixed.pop()} is a comparison of its own; name it alone, or presets only")
+    with _one_line():
+        rows = comparison(names[0]) if mixed else {name: preset(name) for name in names}
         chosen = {name: _checked(_overridden(row, assignments, workload)) for name, row in rows.items()}
         with _progress("simulating") as advance:
             advance(len(chosen) * seeds)
             return compare(chosen, seeds, lambda: advance(0))
-    except SchedulerError as error:
-        raise MisuseError(str(error)) from None
 
 
 def run_plan(chosen: Preset, staleness: float, seeds: int) -> Plan:
     """Search the fastest schedule for the preset's cells, batch, workload and costs."""
-    try:
-        with _progress("simulating") as advance:
-            return plan(chosen, staleness, seeds, advance)
-    except SchedulerError as error:
-        raise MisuseError(str(error)) from None
+    with _one_line(), _progress("simulating") as advance:
+        return plan(chosen, staleness, seeds, advance)
+
+
+def refuse_searched(assignments: list[str]) -> None:
+    """Raise MisuseError for an override of what a plan searches."""
+    for assignment in assignments:
+        name = assignment.split("=")[0].removeprefix("settings.")
+        if name in SEARCHED:
+            raise MisuseError(
+                f"a plan searches {name} itself (all of {', '.join(SEARCHED)}); leave it out of --set"
+            )
 
 
 @contextmanager
@@ -196,18 +216,18 @@ def _bound_figures(found: Bounds) -> dict[str, float]:
     return {"rollout_only": found.rollout, "training_only": found.training, "work": found.work}
 
 
-def show_plan(found: Plan, most: int = 10) -> None:
+def show_plan(found: Plan) -> None:
     """Print the recommendation, what limits it, and the bounds."""
     best, console = found.rows[0], Console()
     settings = best.preset.settings
     table = Table(box=None, padding=(0, 1))
     for heading in ("schedule", "hours", "ratio", "used"):
         table.add_column(heading, justify="left" if heading == "schedule" else "right")
-    for row in found.rows[:most]:
+    for row in found.rows:
         table.add_row(row.name, f"{row.hours:.2f}", f"{row.hours / best.hours:.2f}", f"{row.utilisation:.1%}")
     console.print(table)
-    if len(found.rows) > most:
-        console.print(f"… {len(found.rows) - most} slower ones", style="dim")
+    if found.others:
+        console.print(f" … {len(found.others)} others were slower in a first simulation", style="dim")
     facts = Table(box=None, show_header=False, padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_row("best", f"{best.name}: {best.hours:.2f} hours for {settings.steps} steps")
@@ -221,11 +241,7 @@ def show_plan(found: Plan, most: int = 10) -> None:
         "no schedule beats",
         f"{bound.work:.2f} hours (rollouts {bound.rollout:.2f} + training {bound.training:.2f})",
     )
-    facts.add_row(
-        "settings",
-        f"policy = {settings.policy!r}, phi = {settings.phi:g}, mu = {settings.mu}, "
-        f"launch_order = {settings.launch_order!r}",
-    )
+    facts.add_row("settings", ", ".join(f"{name}={value}" for name, value in _chosen_settings(best).items()))
     console.print(facts)
 
 
@@ -258,6 +274,17 @@ def _readable(result: SimulationResult) -> dict[str, str]:
     return rows | {
         "time": f"{result.hours:.2f} hours" if result.hours >= 1 else f"{result.hours * 3600:.0f} seconds"
     }
+
+
+def _chosen_settings(row: Row) -> dict[str, Any]:
+    """What a plan chose, as far as it concerns the policy."""
+    settings = row.preset.settings
+    chosen = {"policy": settings.policy, "phi": f"{settings.phi:g}", "mu": settings.mu}
+    if settings.policy == "async":
+        chosen["training_cells"] = settings.training_cells
+    if settings.policy == "elastic":
+        chosen["launch_order"] = settings.launch_order
+    return chosen | ({"standalone": settings.standalone} if settings.standalone else {})
 
 
 def write_simulation(path: Path, name: str, chosen: Preset, result: SimulationResult) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
+from .dispatch import groups_of_run
 from .errors import SettingsError
 from .presets import Preset
 from .settings import SchedulerSettings
@@ -106,10 +107,16 @@ class Bounds:
 
 
 def bounds(settings: SchedulerSettings, workload: Workload, costs: Costs, seed: int = 0) -> Bounds:
-    """Bounds of one run. It may end with phi*B groups outstanding: the ones with the longest executions are left out."""
-    consumed = settings.steps * settings.groups_per_step
-    dispatched = range(consumed + settings.extra_groups)
-    groups = sorted(sum(workload.hours(seed, group, settings.group_size)) for group in dispatched)
+    """Bounds of one run, replacements of untrainable groups apart.
+
+    Which groups and which members are outstanding at the end is up to the schedule, so the longest are left out.
+    """
+    size, surplus = settings.group_size, settings.oversample
+    groups = sorted(
+        sum(sorted(workload.hours(seed, group, size + surplus))[:size])
+        for group in range(groups_of_run(settings))
+    )
     slots = sum(settings.cells) + settings.standalone
     nodes = slots / costs.executions_per_node
-    return Bounds(sum(groups[:consumed]) / slots, settings.steps * costs.node_hours_per_step / nodes)
+    work = sum(groups[: settings.steps * settings.groups_per_step])
+    return Bounds(work / slots, settings.steps * costs.node_hours_per_step / nodes)

@@ -50,6 +50,16 @@ def groups_dispatched(settings: SchedulerSettings, event: Event) -> int:
             return 0
 
 
+def groups_of_run(settings: SchedulerSettings) -> int:
+    """Groups that enter in a whole run, replacements apart."""
+    events: list[Event] = [Started()]
+    for step in range(1, settings.steps + 1):
+        events.append(StepTrained(step))
+        if step == burst_end(settings, step - 1):
+            events.append(Published(step))
+    return sum(groups_dispatched(settings, event) for event in events)
+
+
 def burst_end(settings: SchedulerSettings, version: int) -> int:
     """The version that ends the burst in which `version` is the trainer's version."""
     return min((version // settings.mu + 1) * settings.mu, settings.steps)

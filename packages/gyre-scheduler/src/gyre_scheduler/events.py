@@ -1,8 +1,8 @@
 """What the environment tells the scheduler. The only input of `Scheduler.handle`.
 
-`Started` comes first but for `Expected`. For each execution the environment posts Launched, Terminated and Assessed in
-this order, each exactly once, whatever happens to it. For each step it posts Supply any number of times, StreamDrained
-once after CloseStream, StepTrained once after Step.
+`Started` comes first but for `Expected`. For each launched execution the environment posts Launched, Terminated and
+Assessed in this order, each exactly once, whatever happens to it. For each step it posts Supply any number of times,
+StreamDrained once after CloseStream, StepTrained once after Step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Event(Message):
 
 @dataclass(frozen=True, slots=True)
 class Started(Event):
-    """Every cell serves rollouts at version 0. The first event of a run, once."""
+    """Every cell serves rollouts at version 0. Once, before any other event but Expected."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 
 
 class DurationHistory:
-    """Mean durations by query, in the order of O(queries) memory."""
+    """Mean durations by query, in O(queries) memory. What failed or was cancelled tells nothing of a query."""
 
     def __init__(self) -> None:
         self._sums: dict[Hashable, tuple[float, int]] = {}

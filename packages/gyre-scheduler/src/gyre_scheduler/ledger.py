@@ -191,6 +191,6 @@ class Ledger:
             for number, group in state["groups"].items()
         }
         lists = {name: list(state[name]) for name in ("ready", "staleness")}
-        expected = {int(group): duration for group, duration in state.get("expected", {}).items()}
+        expected = {int(group): duration for group, duration in state["expected"].items()}
         queue = deque(state["queue"])
         return cls(**{**state, **lists, "queue": queue, "groups": groups, "expected": expected})

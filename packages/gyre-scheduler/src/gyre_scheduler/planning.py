@@ -1,7 +1,8 @@
 """Searches the settings of a run by simulation: the fastest schedule of a workload on given cells at a staleness target.
 
-Every candidate meets Eq. 2 exactly, so all of them have the same mean staleness; they differ in policy, (phi, mu), launch
-order, standalone capacity and split. All are simulated once, the best then with more seeds. Pure.
+Every candidate streams, under boundary dispatch, and meets Eq. 2 exactly, so all of them have the same mean staleness.
+Elastic ones differ in (phi, mu), launch order and whether one cell stays standalone, async ones in the split, all at mu 1;
+the colocate one has phi 0. All are simulated once, the best then with more seeds. Pure.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ NOTABLE = 0.02
 
 @dataclass(frozen=True)
 class Plan:
-    """The candidates, fastest first, and what is known of the first."""
+    """The best candidates, fastest first, and what is known of the first."""
 
     rows: tuple[Row, ...]
+    others: tuple[Row, ...]
+    """Candidates that were slower than those with one seed, and simulated with no other."""
     bounds: Bounds
     what_if: dict[str, float]
     """Hours of the first row if one thing cost nothing."""
@@ -75,16 +78,18 @@ def plan(
     found = [bounds(first.settings, first.workload, first.costs, seed) for seed in range(seeds)]
     mean = Bounds(sum(b.rollout for b in found) / seeds, sum(b.training for b in found) / seeds)
     return Plan(
-        rows=(*finalists, *screened[FINALISTS:]),
+        rows=tuple(finalists),
+        others=tuple(screened[FINALISTS:]),
         bounds=mean,
         what_if={name: answers[name] for name in variants},
         by_j_max={j_max: answers[f"j_max {j_max}"] for j_max in J_MAX_COST},
     )
 
 
-def _speed(row: Row) -> tuple[float, bool]:
-    """By hours; of equals the simpler order first."""
-    return round(row.hours, 6), row.preset.settings.launch_order != "fifo"
+def _speed(row: Row) -> tuple[float, bool, int]:
+    """By hours; of equals the simpler first."""
+    settings = row.preset.settings
+    return round(row.hours, 6), settings.launch_order != "fifo", settings.standalone
 
 
 def _candidates(base: Preset, staleness: Fraction) -> Iterator[tuple[str, Preset]]:

@@ -1,6 +1,6 @@
 """The three placement policies behind one interface: which cells join training, and whether the core stays.
 
-All policies share boundary dispatch and the step machinery in `scheduler`; they are pure and hold no state.
+All policies share the dispatch and the step machinery in `scheduler`; they are pure and hold no state.
 The core always joins first: satellites pull its snapshot.
 """
 

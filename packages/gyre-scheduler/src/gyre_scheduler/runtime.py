@@ -100,7 +100,7 @@ class Executions(Protocol):
     def expected(self, group: int) -> float | None:
         """How long the executions of a group that is about to be dispatched may take; None when nothing is known.
 
-        Asked under launch order "longest" alone, in the order of dispatch, for each group once.
+        Asked under launch order "longest" alone, in the order of dispatch, for each group once but for replacements.
         """
 
     async def dispatch(self, group: int, version: int, replaces: int | None) -> None:

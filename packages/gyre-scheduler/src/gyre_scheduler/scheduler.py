@@ -152,7 +152,9 @@ class Scheduler:
         if in_a_row >= self.settings.untrainable_allowed:
             why = f"{in_a_row} groups in a row could not be trained; in the last one {reason}"
             return [Drop(group, reason), *self._abort(why)]
-        return [Drop(group, reason), self._dispatch(replaces=group)]
+        dispatched = self._dispatch(replaces=group)
+        self._order_queue()
+        return [Drop(group, reason), dispatched]
 
     def _supply(self, event: Supply) -> list[Action]:
         if event.step == self.step.number:
@@ -318,9 +320,13 @@ class Scheduler:
 
     def _refill(self, event: Event) -> list[Action]:
         dispatched = [self._dispatch() for _ in range(groups_dispatched(self.settings, event))]
-        if dispatched and self.settings.launch_order == "longest":
-            self.ledger.queue_longest_first()
+        if dispatched:
+            self._order_queue()
         return dispatched
+
+    def _order_queue(self) -> None:
+        if self.settings.launch_order == "longest":
+            self.ledger.queue_longest_first()
 
     def _dispatch(self, replaces: int | None = None) -> Dispatch:
         names = execution_names(self.ledger.next_group, self._members)

@@ -66,7 +66,7 @@ class SchedulerSettings(BaseModel):
         extra = self.phi * self.groups_per_step
         if not 0 <= extra < float("inf") or abs(extra - round(extra)) > 1e-9:
             raise SettingsError(
-                f"phi*B must be a whole number, not {self.phi:g} * {self.groups_per_step} = {extra:g}; "
+                f"phi*B must be a whole number of 0 or more, not {self.phi:g} * {self.groups_per_step} = {extra:g}; "
                 "change phi or groups_per_step"
             )
 

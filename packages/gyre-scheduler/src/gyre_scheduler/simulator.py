@@ -56,7 +56,7 @@ SECOND = 1 / 3600
 
 @dataclass(frozen=True)
 class Costs:
-    """What training and switching cost. Defaults: the paper's 122B runs on 32 nodes."""
+    """What training and switching cost. Defaults are of the size of the paper's 122B runs; `presets` has them calibrated."""
 
     node_hours_per_step: float = 12.5
     """Training work of one batch."""
@@ -92,6 +92,8 @@ class SimulationResult:
 
     hours: float = 0.0
     steps: int = 0
+    groups: int = 0
+    """Groups that were dispatched."""
     executions: int = 0
     staleness_mean: float = 0.0
     staleness_target: float = 0.0
@@ -180,6 +182,7 @@ class _Simulation:
             if event.outcome == "completed":
                 self._history.observe(self.workload.query(self.seed, group_of(event.execution)), hours)
         elif isinstance(event, RoleChanged):
+            del self._busy[event.cell]
             self._role(event.cell, event.role)
         elif isinstance(event, CellLost):
             self._lose(event.cell)
@@ -293,6 +296,7 @@ class _Simulation:
 
     def _micro_step_done(self, cell: int) -> None:
         step = self._claimed.pop(cell)
+        del self._busy[cell]
         self._busy_node_hours += self._micro_step_hours[cell] * self._nodes[cell]
         self._claim()
         self._drain(step)
@@ -309,6 +313,7 @@ class _Simulation:
         nodes = sum(self._nodes) + self.settings.standalone / self.costs.executions_per_node
         result.hours = self.now
         result.steps = self.scheduler.version
+        result.groups = ledger.next_group
         result.executions = ledger.terminated
         result.staleness_mean = float(self.scheduler.staleness_mean or 0)
         result.utilisation = (self._rollout_node_hours + self._busy_node_hours) / (nodes * self.now)
