@@ -125,8 +125,34 @@ def test_samples_that_are_none_are_refused_in_a_line(tmp_path, content, message)
     assert message in refused("simulate", "--workload", str(file))
 
 
+def test_a_page_never_takes_the_place_of_what_is_read_and_is_refused_before_the_work(tmp_path, log):
+    before = log.read_bytes()
+    for command in (("simulate",), ("compare", "quickstart")):
+        message = refused(*command, "--workload", str(log), "--html", str(log))
+        assert "name another file" in message and log.read_bytes() == before
+        assert "is a folder" in refused(*command, "--html", str(tmp_path))
+        assert "make it first" in refused(*command, "--html", str(tmp_path / "none" / "x.html"))
+
+
+def test_short_workloads_are_told_in_seconds():
+    for arguments in (("compare", "quickstart", *SHORT), ("plan", "--preset", "quickstart", *SHORT)):
+        result = CliRunner().invoke(app, ["schedule", *arguments])
+        assert "seconds" in result.output and " 0.00 " not in result.output, result.output
+
+
+def test_a_plan_does_not_ask_for_the_presets_phi():
+    assert gyre("plan", "--preset", "quickstart", "--set", "groups_per_step=5", "--staleness", "1", *SHORT)[
+        "best"
+    ]
+
+
 def test_mistakes_are_one_line(tmp_path, log):
-    assert "there is no preset 'nl2repo-e9'" in refused("compare", "nl2repo-e9")
+    assert "nothing is called 'nl2repo-e9'; there are comparisons table1" in refused("compare", "nl2repo-e9")
+    assert "named twice" in refused("compare", "quickstart", "quickstart")
+    assert "there is no preset 'E0'" in refused("simulate", "--preset", "E0")
+    assert "publish_hours must be at most" in refused("simulate", "--set", "costs.publish_hours=1e308")
+    for setting in ("phi=1e300", "mu=100000000", "costs.micro_steps_per_group=1000000"):
+        assert "are more than the" in refused("simulate", "--set", setting)
     assert "table1 is a comparison of its own" in refused("compare", "table1", "nl2repo-e0")
     assert "a plan searches phi itself" in refused("plan", "--set", "settings.phi=1")
     assert "executions or micro-steps" in refused("simulate", "--set", "oversample=100000000")

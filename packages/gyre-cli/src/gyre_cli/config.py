@@ -126,7 +126,7 @@ class ScheduleSection(Section):
     steps: int = Field(default=24, ge=1)
     group_size: int = Field(default=8, ge=2)
     """N: executions of one group."""
-    oversample: int = Field(default=0, ge=0)
+    oversample: int = Field(default=0, ge=0, le=1024)
     """Executions of a group beyond N. The first N with a reward train, the rest is cancelled: long ones train less often."""
     groups_per_step: int = Field(default=6, ge=1)
     """B: groups that one training step consumes."""
@@ -274,7 +274,9 @@ def load_config(
         given = ", ".join(sorted(name for name in os.environ if name.startswith("GYRE_")))
         raise MisuseError(f"one of {given} is not JSON, which tables and lists have to be") from None
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {_said(e)}" for e in error.errors())
+        faults = "; ".join(
+            ": ".join(filter(None, (".".join(map(str, e["loc"])), _said(e)))) for e in error.errors()
+        )
         raise MisuseError(f"configuration refused: {faults}") from None
     finally:
         _TomlSource.values = {}

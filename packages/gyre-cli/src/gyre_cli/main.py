@@ -320,8 +320,9 @@ def schedule_simulate(
     json: Json = False,
 ) -> None:
     """Run the scheduler of `gyre train` on a virtual clock."""
-    from gyre_cli.schedule import figures, run_simulation, show_simulation, write_simulation
+    from gyre_cli.schedule import check_page, figures, run_simulation, show_simulation, write_simulation
 
+    check_page(html, workload)
     chosen, result = run_simulation(preset, set_ or [], seed, workload)
     if html:
         write_simulation(html, preset, chosen, result)
@@ -346,8 +347,15 @@ def schedule_compare(
     json: Json = False,
 ) -> None:
     """Simulate runs side by side: the rows of the paper's Table 1, its other comparisons, or presets of your choice."""
-    from gyre_cli.schedule import comparison_figures, run_comparison, show_comparison, write_comparison
+    from gyre_cli.schedule import (
+        check_page,
+        comparison_figures,
+        run_comparison,
+        show_comparison,
+        write_comparison,
+    )
 
+    check_page(html, workload)
     rows = run_comparison(names, set_ or [], seeds, workload)
     if html:
         write_comparison(html, ", ".join(names), rows)
@@ -364,7 +372,7 @@ def schedule_plan(
     workload: WorkloadFile = None,
     staleness: Annotated[
         float | None,
-        typer.Option(min=0, max=100, help="Mean staleness to keep; the preset's where not given."),
+        typer.Option(min=0, max=20, help="Mean staleness to keep; the preset's where not given."),
     ] = None,
     seeds: Seeds = 3,
     json: Json = False,
@@ -373,8 +381,10 @@ def schedule_plan(
     from gyre_cli.schedule import chosen_preset, plan_figures, refuse_searched, run_plan, show_plan
 
     refuse_searched(set_ or [])
-    chosen = chosen_preset(preset, set_ or [], workload)
-    target = float(chosen.settings.staleness_target) if staleness is None else staleness
+    target = float(chosen_preset(preset, []).settings.staleness_target) if staleness is None else staleness
+    chosen = chosen_preset(
+        preset, ["phi=0", *(set_ or [])], workload
+    )  # the batch need not suit the preset's phi
     found = run_plan(chosen, target, seeds)
     emit(plan_figures(found)) if json else show_plan(found)
 

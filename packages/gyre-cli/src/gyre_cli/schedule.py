@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from html import escape
 from pathlib import Path
@@ -13,7 +15,7 @@ from gyre_scheduler.comparison import Bounds, Row, compare, errors
 from gyre_scheduler.dispatch import groups_of_run
 from gyre_scheduler.errors import RunAborted, SchedulerError
 from gyre_scheduler.planning import Plan, plan
-from gyre_scheduler.presets import COMPARISONS, FITTED, Preset, comparison, preset
+from gyre_scheduler.presets import COMPARISONS, FITTED, PRESETS, Preset, comparison, preset
 from gyre_scheduler.simulator import SimulationResult, simulate
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
@@ -24,6 +26,7 @@ from gyre_cli.charts import Span, line_chart, page, role_timeline
 from gyre_cli.config import assign
 from gyre_cli.durations import load_workload
 from gyre_cli.errors import CommandError, MisuseError
+from gyre_cli.runlogs import LINE_EVERY_S, refuse_existing
 
 PARTS = ("settings", "workload", "costs")
 MOST_EVENTS = 5_000_000
@@ -38,7 +41,8 @@ def run_simulation(
 ) -> tuple[Preset, SimulationResult]:
     """Simulate a preset with overrides: a setting of the scheduler, or `workload.x=`, `costs.x=`."""
     chosen = chosen_preset(name, assignments, workload)
-    with _one_line():
+    console = Console(stderr=True)
+    with _one_line(), console.status("simulating") if console.is_terminal else nullcontext():
         return chosen, simulate(chosen.settings, chosen.workload, chosen.costs, seed)
 
 
@@ -77,6 +81,11 @@ def run_comparison(
     mixed = COMPARISONS.keys() & names
     if mixed and len(names) > 1:
         raise MisuseError(f"{mixed.pop()} is a comparison of its own; name it alone, or presets only")
+    if len(set(names)) < len(names):
+        raise MisuseError("a preset is named twice; name each once")
+    if unknown := [name for name in names if name not in COMPARISONS and name not in PRESETS]:
+        known = f"comparisons {', '.join(COMPARISONS)}; presets {', '.join(sorted(PRESETS))}"
+        raise MisuseError(f"nothing is called {unknown[0]!r}; there are {known}")
     with _one_line():
         rows = comparison(names[0]) if mixed else {name: preset(name) for name in names}
         chosen = {name: _checked(_overridden(row, assignments, workload)) for name, row in rows.items()}
@@ -104,16 +113,25 @@ def refuse_searched(assignments: list[str]) -> None:
 @contextmanager
 def _progress(doing: str) -> Iterator[Any]:
     """Progress on standard error: called with how much is to come, or with 0 for one more that is done."""
-    total = 0
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console, total, done, last = Console(stderr=True), 0, 0, time.monotonic()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(doing, total=None)
 
         def advance(more: int) -> None:
-            nonlocal total
-            total += more
-            bar.update(task, total=total, advance=0 if more else 1)
+            nonlocal total, done, last
+            total, done = total + more, done + (not more)
+            bar.update(task, total=total, completed=done)
+            if not console.is_terminal and time.monotonic() - last > LINE_EVERY_S:
+                last = time.monotonic()
+                print(f"{doing}: {done} of {total} runs", file=sys.stderr, flush=True)
 
         yield advance
+
+
+def check_page(page: Path | None, workload: Path | None) -> None:
+    """Raise MisuseError before any work for a page that cannot be written, or that would take the place of the workload."""
+    if page is not None:
+        refuse_existing(page, force=True, log=workload)
 
 
 def comparison_figures(rows: list[Row], fitted: bool) -> dict[str, Any]:
@@ -124,7 +142,7 @@ def comparison_figures(rows: list[Row], fitted: bool) -> dict[str, Any]:
             {
                 "name": row.name,
                 "policy": row.preset.settings.policy,
-                "hours": round(row.hours, 4),
+                "hours": row.hours,
                 "paper_hours": row.preset.paper_hours,
                 "error": row.error,
                 "spread": row.spread,
@@ -154,20 +172,29 @@ def show_comparison(rows: list[Row]) -> None:
 
 def _comparison_table(rows: list[Row]) -> Table:
     table = Table(box=None, padding=(0, 1))
-    for heading in ("run", "policy", "hours", "paper", "error", "ratio", "staleness", "used"):
-        table.add_column(heading, justify="left" if heading in ("run", "policy") else "right", no_wrap=True)
     fastest = min(row.hours for row in rows)
+    for heading in _headings(fastest):
+        table.add_column(heading, justify="left" if heading in ("run", "policy") else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*_cells_of(row, fastest))
+        table.add_row(*_columns(row, fastest))
     return table
 
 
-def _cells_of(row: Row, fastest: float) -> list[str]:
+def _headings(fastest: float) -> tuple[str, ...]:
+    return ("run", "policy", _unit(fastest)[0], "paper", "error", "ratio", "staleness", "used")
+
+
+def _unit(hours: float) -> tuple[str, float]:
+    """What times of this size are told in, and how much of it is an hour."""
+    return ("hours", 1.0) if hours >= 1 else ("seconds", 3600.0)
+
+
+def _columns(row: Row, fastest: float) -> list[str]:
     settings, paper = row.preset.settings, row.preset.paper_hours
     return [
         row.name,
         settings.policy,
-        f"{row.hours:.2f}",
+        f"{row.hours * _unit(fastest)[1]:.2f}",
         f"{paper:g}" if paper else "",
         f"{row.error:+.1%}" if row.error is not None else "",
         f"{row.hours / fastest:.2f}",
@@ -179,9 +206,8 @@ def _cells_of(row: Row, fastest: float) -> list[str]:
 def write_comparison(path: Path, title: str, rows: list[Row]) -> None:
     """Write a comparison as a page: the figures, and the roles of each run's cells (the paper's Figure 1)."""
     fastest = min(row.hours for row in rows)
-    headings = ("run", "policy", "hours", "paper", "error", "ratio", "staleness", "used")
-    lines = ["".join(f"<th>{heading}</th>" for heading in headings)]
-    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in _cells_of(row, fastest)) for row in rows]
+    lines = ["".join(f"<th>{heading}</th>" for heading in _headings(fastest))]
+    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in _columns(row, fastest)) for row in rows]
     sections = [("Figures", "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>")]
     longest = max(row.results[0].hours for row in rows)
     for row in rows:
@@ -219,28 +245,33 @@ def _bound_figures(found: Bounds) -> dict[str, float]:
 def show_plan(found: Plan) -> None:
     """Print the recommendation, what limits it, and the bounds."""
     best, console = found.rows[0], Console()
-    settings = best.preset.settings
+    settings, bound = best.preset.settings, found.bounds
+    unit, factor = _unit(best.hours)
+
+    def told(hours: float) -> str:
+        return f"{hours * factor:.2f}"
+
     table = Table(box=None, padding=(0, 1))
-    for heading in ("schedule", "hours", "ratio", "used"):
+    for heading in ("schedule", unit, "ratio", "used"):
         table.add_column(heading, justify="left" if heading == "schedule" else "right")
     for row in found.rows:
-        table.add_row(row.name, f"{row.hours:.2f}", f"{row.hours / best.hours:.2f}", f"{row.utilisation:.1%}")
+        table.add_row(row.name, told(row.hours), f"{row.hours / best.hours:.2f}", f"{row.utilisation:.1%}")
     console.print(table)
     if found.others:
         console.print(f" … {len(found.others)} others were slower in a first simulation", style="dim")
     facts = Table(box=None, show_header=False, padding=(0, 2))
     facts.add_column(style="dim")
-    facts.add_row("best", f"{best.name}: {best.hours:.2f} hours for {settings.steps} steps")
+    facts.add_row("best", f"{best.name}: {told(best.hours)} {unit} for {settings.steps} steps")
+    facts.add_row(
+        "staleness", f"{best.staleness_mean:.2f} of {float(settings.staleness_target):g} (a run begins below)"
+    )
     facts.add_row("what limits it", found.limit)
     for name, hours in found.what_if.items():
-        facts.add_row(f"  {name} for free", f"{hours:.2f} hours")
-    shown = ", ".join(f"{j_max or 'all'}: {hours:.2f} h" for j_max, hours in found.by_j_max.items())
+        facts.add_row(f"  {name} for free", f"{told(hours)} {unit}")
+    shown = ", ".join(f"{j_max or 'all'}: {told(hours)}" for j_max, hours in found.by_j_max.items())
     facts.add_row("by J_max", f"{shown} (the costs are those of 5)")
-    bound = found.bounds
-    facts.add_row(
-        "no schedule beats",
-        f"{bound.work:.2f} hours (rollouts {bound.rollout:.2f} + training {bound.training:.2f})",
-    )
+    floors = f"rollouts {told(bound.rollout)} + training {told(bound.training)}"
+    facts.add_row("no schedule beats", f"{told(bound.work)} {unit} ({floors})")
     facts.add_row("settings", ", ".join(f"{name}={value}" for name, value in _chosen_settings(best).items()))
     console.print(facts)
 
@@ -315,10 +346,13 @@ def _write(path: Path, text: str) -> None:
 def _spans(result: SimulationResult) -> list[Span]:
     current: dict[int, tuple[str, float]] = {}
     spans = []
-    for time, cell, role in [*result.timeline, *((result.hours, cell, "") for _, cell, _ in result.timeline)]:
+    for moment, cell, role in [
+        *result.timeline,
+        *((result.hours, cell, "") for _, cell, _ in result.timeline),
+    ]:
         if cell in current:
-            spans.append(Span(cell, current[cell][0], current[cell][1], time))
-        current[cell] = ("transition" if role.startswith("to_") else role, time)
+            spans.append(Span(cell, current[cell][0], current[cell][1], moment))
+        current[cell] = ("transition" if role.startswith("to_") else role, moment)
     return [span for span in spans if span.role]
 
 

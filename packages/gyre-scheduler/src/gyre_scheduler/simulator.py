@@ -52,6 +52,8 @@ from .settings import SchedulerSettings
 from .workloads import Workload
 
 SECOND = 1 / 3600
+MOST = 1e9
+"""Bound of every cost, so that sums of them stay numbers."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Costs:
         for name, value in vars(self).items():
             if not 0 <= value < math.inf:
                 raise SettingsError(f"{name} must be a finite number of 0 or more, not {value}")
+            if value > MOST:
+                raise SettingsError(f"{name} must be at most {MOST:g}, not {value:g}")
         for name in ("executions_per_node", "micro_steps_per_group"):
             if not getattr(self, name):
                 raise SettingsError(f"{name} must be above 0")

@@ -65,6 +65,7 @@ class TwoLevelLognormal:
 
 
 MOST_QUERIES = 10**6
+MOST_HOURS = 10**6
 
 
 @lru_cache(maxsize=4)
@@ -84,8 +85,8 @@ class SampledGroups:
             raise WorkloadError(
                 "a sampled workload needs at least one group, each with at least one duration"
             )
-        if not all(0 < hours < math.inf for group in self.groups for hours in group):
-            raise WorkloadError("sampled durations must be finite and above 0 hours")
+        if not all(0 < hours <= MOST_HOURS for group in self.groups for hours in group):
+            raise WorkloadError(f"sampled durations must be above 0 hours, and at most {MOST_HOURS:,}")
 
     def query(self, seed: int, group: int) -> int:
         return random.Random(f"{seed}/{group}").randrange(len(self.groups))
