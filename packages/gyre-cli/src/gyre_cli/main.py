@@ -320,7 +320,8 @@ def schedule_simulate(
     json: Json = False,
 ) -> None:
     """Run the scheduler of `gyre train` on a virtual clock."""
-    from gyre_cli.schedule import check_page, figures, run_simulation, show_simulation, write_simulation
+    from gyre_cli.schedule import check_page, run_simulation
+    from gyre_cli.scheduleview import figures, show_simulation, write_simulation
 
     check_page(html, workload)
     chosen, result = run_simulation(preset, set_ or [], seed, workload)
@@ -347,13 +348,8 @@ def schedule_compare(
     json: Json = False,
 ) -> None:
     """Simulate runs side by side: the rows of the paper's Table 1, its other comparisons, or presets of your choice."""
-    from gyre_cli.schedule import (
-        check_page,
-        comparison_figures,
-        run_comparison,
-        show_comparison,
-        write_comparison,
-    )
+    from gyre_cli.schedule import check_page, run_comparison
+    from gyre_cli.scheduleview import comparison_figures, show_comparison, write_comparison
 
     check_page(html, workload)
     rows = run_comparison(names, set_ or [], seeds, workload)
@@ -378,7 +374,8 @@ def schedule_plan(
     json: Json = False,
 ) -> None:
     """Search policy, phi, mu, split and launch order of the fastest run; say what limits it and what nothing can beat."""
-    from gyre_cli.schedule import chosen_preset, plan_figures, refuse_searched, run_plan, show_plan
+    from gyre_cli.schedule import chosen_preset, refuse_searched, run_plan
+    from gyre_cli.scheduleview import plan_figures, show_plan
 
     refuse_searched(set_ or [])
     target = float(chosen_preset(preset, []).settings.staleness_target) if staleness is None else staleness
