@@ -97,6 +97,18 @@ def test_a_simulated_run_spares_the_tails():
     assert runs[1].staleness_mean == runs[0].staleness_mean
 
 
+def test_a_restored_scheduler_does_not_share_its_snapshot():
+    scheduler = machine()
+    scheduler.handle(Started())
+    scheduler.handle(Launched("g00000-0"))
+    for member in (1, 2):
+        finish(scheduler, f"g00000-{member}")
+    state = scheduler.to_state()
+    assert state["ledger"]["surplus"] == {"g00000-0": "running", "g00000-3": "launching"}
+    Scheduler.from_state(state).handle(Terminated("g00000-0", "cancelled"))
+    assert state["ledger"]["surplus"]["g00000-0"] == "running"
+
+
 def test_fewer_than_no_surplus_is_refused():
     with pytest.raises(SettingsError, match="oversample must be 0 or more"):
         machine(oversample=-1)

@@ -192,5 +192,5 @@ class Ledger:
         }
         lists = {name: list(state[name]) for name in ("ready", "staleness")}
         expected = {int(group): duration for group, duration in state["expected"].items()}
-        queue = deque(state["queue"])
-        return cls(**{**state, **lists, "queue": queue, "groups": groups, "expected": expected})
+        copies = {"queue": deque(state["queue"]), "surplus": dict(state["surplus"])}
+        return cls(**{**state, **lists, **copies, "groups": groups, "expected": expected})
