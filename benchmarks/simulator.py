@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 
-from gyre_scheduler.comparison import compare, errors
+from gyre_scheduler.comparison import compare, deviation
 from gyre_scheduler.presets import COMPARISONS, TABLE1
 from gyre_scheduler.simulator import simulate
 
@@ -35,7 +35,7 @@ def main() -> None:
         for policy in ("elastic", "async", "colocate")
     }
     rows = compare(TABLE1, chosen.seeds)
-    found = errors(rows)
+    found = deviation(rows)
     table1 = {"rms_error": found.rms, "worst_error": found.worst, "same_order": found.same_order}
     hours = {row.name: [round(row.hours, 2), row.preset.paper_hours] for row in rows}
     print(json.dumps({"seconds": taken, "table1": table1, "hours": hours}))

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from gyre_scheduler.executions import ExecutionFolder, write_files
-from gyre_scheduler.harnesses import PRESETS, Model, Preset
+from gyre_scheduler.harnesses import HARNESSES, KnownHarness, Model
 from harness_install import home
 from harness_policy import Step, Use
 
@@ -79,8 +79,8 @@ class Harness(abc.ABC):
         return home(self.name)
 
     @property
-    def preset(self) -> Preset:
-        return PRESETS[self.name]
+    def preset(self) -> KnownHarness:
+        return HARNESSES[self.name]
 
     def by_node(self, script: str) -> tuple[str, str]:
         modules = self.installed / "node_modules"

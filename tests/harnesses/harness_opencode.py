@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from gyre_scheduler.harnesses import Preset, opencode
+from gyre_scheduler.harnesses import KnownHarness, opencode
 from harness_adapter import Harness, json_lines
 from harness_policy import Use
 
@@ -34,7 +34,7 @@ class OpenCode(Harness):
         self._provider = provider
 
     @property
-    def preset(self) -> Preset:
+    def preset(self) -> KnownHarness:
         return opencode(self._provider)
 
     def program(self) -> Sequence[str]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from gyre_scheduler.comparison import bounds, compare, errors
+from gyre_scheduler.comparison import bounds, compare, deviation
 from gyre_scheduler.dispatch import groups_of_run
 from gyre_scheduler.errors import SettingsError
 from gyre_scheduler.planning import SLOTS, TAIL, TRAINING, plan
@@ -15,7 +15,7 @@ from gyre_scheduler.workloads import SampledGroups, TwoLevelLognormal
 
 def test_table1_comes_out_of_one_calibration():
     rows = compare(TABLE1, seeds=2)
-    found = errors(rows)
+    found = deviation(rows)
     assert found.rms <= 0.03 and found.worst <= 0.06 and found.same_order
     assert {row.preset.workload for row in rows} == {TABLE1["E0"].workload}
     assert {row.preset.costs for row in rows} == {TABLE1["E0"].costs}
@@ -32,7 +32,7 @@ def test_the_long_runs_show_the_papers_speedups_which_nothing_was_fitted_to():
 
 
 def test_the_large_model_takes_the_papers_hours():
-    found = errors(compare(COMPARISONS["2.4t"], seeds=1))
+    found = deviation(compare(COMPARISONS["2.4t"], seeds=1))
     assert found.worst <= 0.06 and found.same_order
 
 
@@ -77,12 +77,12 @@ def test_bounds_of_a_run_that_can_be_counted_by_hand():
 
 def test_errors_are_those_of_the_rows_that_the_paper_has():
     rows = compare({"a": replace(SMALL, paper_hours=None), "b": SMALL}, seeds=1)
-    assert errors(rows) is None and rows[0].error is None and rows[0].spread == 0
+    assert deviation(rows) is None and rows[0].error is None and rows[0].spread == 0
     hours = rows[0].hours
     known = compare(
         {"a": replace(SMALL, paper_hours=hours / 1.1), "b": replace(SMALL, paper_hours=hours)}, seeds=1
     )
-    found = errors(known)
+    found = deviation(known)
     assert (found.worst, found.rms) == (pytest.approx(0.1), pytest.approx((0.01 / 2) ** 0.5))
     with pytest.raises(SettingsError, match="seeds must be at least 1"):
         compare({"a": SMALL}, seeds=0)

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 from gyre_scheduler.errors import HarnessNotFound
 from gyre_scheduler.executions import ExecutionFolder
-from gyre_scheduler.harnesses import PRESETS, Model, opencode
+from gyre_scheduler.harnesses import HARNESSES, Model, opencode
 
 MODEL = Model('na"me', window=50_000, output=4000)
 URL, KEY = "http://127.0.0.1:7/x/e", "secret-key"
@@ -21,9 +21,9 @@ def rendered(preset, tmp_path, **options):
     return harness.render_command(values), harness.render_env(values), files
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", HARNESSES)
 def test_a_preset_tells_its_harness_address_key_and_model(name, tmp_path):
-    command, environment, files = rendered(PRESETS[name], tmp_path)
+    command, environment, files = rendered(HARNESSES[name], tmp_path)
     ours = {"GYRE_BASE_URL", "GYRE_API_KEY", "GYRE_TASK_FILE"}
     told = "\n".join([*command, *(v for k, v in environment.items() if k not in ours), *files.values()])
     assert URL in told and ('na"me' in told or 'na\\"me' in told)
@@ -36,19 +36,19 @@ def test_a_preset_tells_its_harness_address_key_and_model(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["claude-code", "codex", "qwen-code", "opencode", "pi"])
 def test_a_preset_tells_the_window(name, tmp_path):
-    _, environment, files = rendered(PRESETS[name], tmp_path)
+    _, environment, files = rendered(HARNESSES[name], tmp_path)
     assert "50000" in [*environment.values()] or any("50000" in text for text in files.values())
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", HARNESSES)
 def test_a_prompt_is_never_an_option(name, tmp_path):
-    command, _, _ = rendered(PRESETS[name], tmp_path)
+    command, _, _ = rendered(HARNESSES[name], tmp_path)
     after_options = command[-2] == "--" and command[-1] == "--help me"
     assert after_options or any(re.fullmatch(r"(--\w+=|\n)--help me", part) for part in command)
 
 
 def test_what_is_given_changes_a_preset(tmp_path):
-    preset = PRESETS["qwen-code"]
+    preset = HARNESSES["qwen-code"]
     command, environment, files = rendered(
         preset,
         tmp_path,
@@ -72,4 +72,4 @@ def test_opencode_speaks_what_its_package_speaks(tmp_path):
 def test_a_harness_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(HarnessNotFound, match="'codex' does not exist"):
-        PRESETS["codex"].harness(MODEL).check()
+        HARNESSES["codex"].harness(MODEL).check()

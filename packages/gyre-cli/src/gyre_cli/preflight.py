@@ -16,7 +16,7 @@ from gyre_proxy.errors import ProxyError
 from gyre_scheduler import SchedulerSettings
 from gyre_scheduler.errors import HarnessNotFound, SchedulerError
 from gyre_scheduler.executions import Harness
-from gyre_scheduler.harnesses import PRESETS, Model, Preset
+from gyre_scheduler.harnesses import HARNESSES, KnownHarness, Model
 from gyre_trainer import model_folder
 from gyre_trainer.errors import TrainerError
 from gyre_trainer.settings import AdamSettings, CellSettings, EngineSettings, ObjectiveSettings
@@ -29,7 +29,7 @@ from gyre_cli.sources import Task, load_tasks
 POLICY_DISPATCH = {"elastic": (0.5, 3), "async": (1.5, 1), "colocate": (0.0, 4)}
 """(phi, mu) of each policy at a mean staleness of 1.5 (paper appendix A.3)."""
 
-QUICKSTART = Preset(("{python}", "-I", "-S", "{quickstart_harness}"), ())
+QUICKSTART = KnownHarness(("{python}", "-I", "-S", "{quickstart_harness}"), ())
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _check_model(model: Path, context_length: int) -> None:
 def _harness(config: RunConfig) -> Harness:
     """The preset's harness, or the quickstart's, with what the settings change of it."""
     given = config.harness
-    preset = PRESETS[given.preset] if given.preset else QUICKSTART
+    preset = HARNESSES[given.preset] if given.preset else QUICKSTART
     options = {"command": tuple(given.command)} if given.command else {}
     if any("{quickstart_harness}" in part for part in given.command or preset.program):
         options["placeholders"] = {"quickstart_harness": str(harness_path())}

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 from gyre_scheduler.evaluation import Assessment as Assessed
+from gyre_scheduler.evaluation import Intermediate
 from gyre_trajtree import Assessment, Event, RunLogWriter
 
 
@@ -29,31 +30,30 @@ class RunRecord:
 
     def assessed(self, execution: str, found: Assessed, designated: bool = True) -> None:
         """Append an assessment: what it says of earlier states first, each with the reference of its own state."""
-        now = time.time()
         for each in found.intermediate:
-            self._log.append(
-                Assessment(
-                    execution,
-                    each.status,
-                    each.score,
-                    artifact=each.artifact,
-                    attempt=found.attempt,
-                    detail=each.detail,
-                    designated=False,
-                    time=now,
-                    extra={} if each.branch is None else {"branch": each.branch},
-                )
-            )
+            branch = {} if each.branch is None else {"branch": each.branch}
+            self._assessment(execution, each, found.attempt, False, branch)
+        self._assessment(execution, found, found.attempt, designated, {})
+
+    def _assessment(
+        self,
+        execution: str,
+        of: Assessed | Intermediate,
+        attempt: int,
+        designated: bool,
+        extra: dict[str, str],
+    ) -> None:
         self._log.append(
             Assessment(
                 execution,
-                found.status,
-                found.score,
-                artifact=found.artifact,
-                attempt=found.attempt,
-                detail=found.detail,
+                of.status,
+                of.score,
+                artifact=of.artifact,
+                attempt=attempt,
+                detail=of.detail,
                 designated=designated,
-                time=now,
+                time=time.time(),
+                extra=extra,
             )
         )
 

@@ -28,9 +28,8 @@ from gyre_cli.runlogs import LINE_EVERY_S, refuse_existing
 PARTS = ("settings", "workload", "costs")
 MOST_EVENTS = 5_000_000
 """Some minutes of simulation."""
-
-
 SEARCHED = ("policy", "phi", "mu", "launch_order", "training_cells", "streaming", "dispatch")
+"""Settings that a plan chooses."""
 
 
 def run_simulation(

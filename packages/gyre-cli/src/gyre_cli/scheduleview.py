@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from gyre_scheduler.comparison import Bounds, Row, errors
+from gyre_scheduler.comparison import Bounds, Row, deviation
 from gyre_scheduler.planning import Plan
 from gyre_scheduler.presets import FITTED, Preset
 from gyre_scheduler.simulator import SimulationResult
@@ -20,7 +20,7 @@ from gyre_cli.errors import MisuseError
 
 def comparison_figures(rows: list[Row], fitted: bool) -> dict[str, Any]:
     """A comparison for machines. `fitted`: it is one of the paper's, with its calibration."""
-    found = errors(rows)
+    found = deviation(rows)
     return {
         "rows": [
             {
@@ -47,7 +47,7 @@ def show_comparison(rows: list[Row]) -> None:
     """Print runs side by side."""
     console = Console()
     console.print(_comparison_table(rows))
-    if found := errors(rows):
+    if found := deviation(rows):
         order = "the paper's order" if found.same_order else "not the paper's order"
         console.print(
             f"against the paper: RMS error {found.rms:.1%}, worst {found.worst:.1%}, {order}", style="dim"

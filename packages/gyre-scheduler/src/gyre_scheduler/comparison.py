@@ -68,8 +68,8 @@ def compare(
 
 
 @dataclass(frozen=True)
-class Errors:
-    """How a comparison agrees with the paper's hours."""
+class Deviation:
+    """How far a comparison is from the paper's hours."""
 
     rms: float
     worst: float
@@ -77,14 +77,14 @@ class Errors:
     """Whether the rows are as fast and as slow, in this order, as in the paper."""
 
 
-def errors(rows: list[Row]) -> Errors | None:
+def deviation(rows: list[Row]) -> Deviation | None:
     """None for rows of which the paper gives no hours."""
     known = [row for row in rows if row.error is not None]
     if not known:
         return None
     found = [row.error for row in known]
     by_paper = sorted(known, key=lambda row: row.preset.paper_hours)
-    return Errors(
+    return Deviation(
         rms=math.sqrt(fmean(error * error for error in found)),
         worst=max(map(abs, found)),
         same_order=by_paper == sorted(known, key=lambda row: row.hours),
@@ -117,6 +117,5 @@ def bounds(settings: SchedulerSettings, workload: Workload, costs: Costs, seed: 
         for group in range(groups_of_run(settings))
     )
     slots = sum(settings.cells) + settings.standalone
-    nodes = slots / costs.executions_per_node
     work = sum(groups[: settings.steps * settings.groups_per_step])
-    return Bounds(work / slots, settings.steps * costs.node_hours_per_step / nodes)
+    return Bounds(work / slots, settings.steps * costs.node_hours_per_step / costs.nodes(slots))

@@ -36,11 +36,8 @@ class Times:
     @classmethod
     def of(cls, settings: SchedulerSettings, costs: Costs, hour_s: float) -> Times:
         """The simulator's costs where an hour lasts `hour_s` seconds."""
-        work = costs.node_hours_per_step / settings.groups_per_step / costs.micro_steps_per_group
         return cls(
-            micro_step_s=tuple(
-                work / (limit / costs.executions_per_node) * hour_s for limit in settings.cells
-            ),
+            micro_step_s=tuple(hours * hour_s for hours in costs.micro_step_hours(settings)),
             micro_steps_per_group=costs.micro_steps_per_group,
             to_training_s=costs.to_training_hours * hour_s,
             to_rollout_s=costs.to_rollout_hours * hour_s,

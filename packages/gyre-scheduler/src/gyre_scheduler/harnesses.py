@@ -27,7 +27,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Preset:
+class KnownHarness:
     """A harness before it is told of a model."""
 
     program: tuple[str, ...]
@@ -148,9 +148,9 @@ def _pi_config(model: Model) -> dict[str, str]:
     }
 
 
-def opencode(package: str) -> Preset:
+def opencode(package: str) -> KnownHarness:
     """opencode with one of the packages that it carries: "@ai-sdk/anthropic" speaks Messages, "@ai-sdk/openai" Responses."""
-    return Preset(
+    return KnownHarness(
         ("opencode",),
         ("run", "--format", "json", "--print-logs", "--", "{prompt}"),
         lambda model: dict.fromkeys(
@@ -161,8 +161,8 @@ def opencode(package: str) -> Preset:
     )
 
 
-PRESETS: dict[str, Preset] = {
-    "claude-code": Preset(
+HARNESSES: dict[str, KnownHarness] = {
+    "claude-code": KnownHarness(
         ("claude",),
         (
             *("--print", "--dangerously-skip-permissions", "--output-format", "stream-json", "--verbose"),
@@ -170,7 +170,7 @@ PRESETS: dict[str, Preset] = {
         ),
         _claude_code_env,
     ),
-    "codex": Preset(
+    "codex": KnownHarness(
         ("codex",),
         (
             *("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json"),
@@ -179,7 +179,7 @@ PRESETS: dict[str, Preset] = {
         lambda model: {"CODEX_HOME": "{home}/.codex"},
         _codex_config,
     ),
-    "qwen-code": Preset(
+    "qwen-code": KnownHarness(
         ("qwen",),
         ("--prompt={prompt}", "--yolo", "--output-format", "stream-json"),
         lambda model: {
@@ -191,7 +191,7 @@ PRESETS: dict[str, Preset] = {
         _qwen_code_settings,
     ),
     "opencode": opencode("@ai-sdk/openai-compatible"),
-    "pi": Preset(
+    "pi": KnownHarness(
         ("pi",),
         (
             "--print",
@@ -211,7 +211,7 @@ PRESETS: dict[str, Preset] = {
         },
         _pi_config,
     ),
-    "mini-swe-agent": Preset(
+    "mini-swe-agent": KnownHarness(
         ("mini",),
         (
             *("--model", "openai/{model}", "--yolo", "--exit-immediately"),

@@ -71,6 +71,7 @@ def plan(
     scaled = {
         j_max: replace(first, costs=_scaled(first, factor / J_MAX_COST[5]))
         for j_max, factor in J_MAX_COST.items()
+        if j_max != 5
     }
     questions = {**variants, **{f"j_max {j_max}": preset for j_max, preset in scaled.items()}}
     progress(len(questions) * seeds)
@@ -82,7 +83,7 @@ def plan(
         others=tuple(screened[FINALISTS:]),
         bounds=mean,
         what_if={name: answers[name] for name in variants},
-        by_j_max={j_max: answers[f"j_max {j_max}"] for j_max in J_MAX_COST},
+        by_j_max={j_max: answers.get(f"j_max {j_max}", finalists[0].hours) for j_max in J_MAX_COST},
     )
 
 

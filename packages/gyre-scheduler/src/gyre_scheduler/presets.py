@@ -44,7 +44,7 @@ def _fixed(training: int, nodes: int = NODES, node: float = NODE) -> dict:
     return dict(policy="async", cells=_limits(node, training, nodes - training), training_cells=1)
 
 
-def _pool(colocated: int, node: float = NODE, nodes: int = NODES) -> dict:
+def _pool(colocated: int, nodes: int = NODES, node: float = NODE) -> dict:
     """Colocate: nodes that switch together are one cell."""
     cell, standalone = _limits(node, colocated, nodes - colocated)
     return dict(policy="colocate", cells=(cell,), standalone=standalone)
@@ -118,7 +118,7 @@ _TERMINAL = Preset(
     ),
     Costs(node_hours_per_step=5, executions_per_node=_TERMINAL_NODE, micro_steps_per_group=16),
 )
-_TERMINAL_BASELINES = (_fixed(12, 24, _TERMINAL_NODE), _pool(24, _TERMINAL_NODE, 24))
+_TERMINAL_BASELINES = (_fixed(12, 24, _TERMINAL_NODE), _pool(24, 24, _TERMINAL_NODE))
 
 # 192 nodes in four cells. Of its queries 61.1 % take four hours or more and 38.2 % end with a timeout, which with
 # NL2RepoBench's spreads gives the durations. Its limit of 384 can only be one of requests at a time: steps of 512
@@ -130,7 +130,7 @@ _LARGE = Preset(
     TwoLevelLognormal(mean_log=0.996, cap_hours=4.59),
     Costs(node_hours_per_step=60, executions_per_node=_LARGE_NODE, micro_steps_per_group=16),
 )
-_LARGE_BASELINES = (_fixed(48, 192, _LARGE_NODE), _pool(192, _LARGE_NODE, 192))
+_LARGE_BASELINES = (_fixed(48, 192, _LARGE_NODE), _pool(192, 192, _LARGE_NODE))
 _LARGE_HOURS = {"elastic-1.5": 75.42, "async-1.5": 134.55, "colocate-1.5": 91.47}
 
 COMPARISONS: dict[str, dict[str, Preset]] = {

@@ -39,7 +39,6 @@ from .actions import (
     Step,
     Transition,
 )
-from .dispatch import groups_dispatched
 from .errors import LostCell, ProtocolError, RunAborted, RunStalled, SchedulerError, SettingsError
 from .events import (
     Assessed,
@@ -223,23 +222,16 @@ class Runtime:
         return item
 
     async def _handle(self, event: Event) -> None:
-        if self.scheduler.settings.launch_order == "longest":
-            self._expect(groups_dispatched(self.scheduler.settings, event))
+        for group in self.scheduler.wants_expected(event):
+            if (duration := self._executions.expected(group)) is not None:
+                expected = Expected(group, duration)
+                self._log(expected, self.scheduler.handle(expected))
         actions = self.scheduler.handle(event)
         if isinstance(event, CellLost):
             self._losses_handled[event.cell] += 1
         self._log(event, actions)
         for action in actions:
             await self._execute(action)
-
-    def _expect(self, groups: int) -> None:
-        """Tell the scheduler what is known of the next groups, which it is about to dispatch."""
-        first = self.scheduler.ledger.next_group
-        for group in range(first, first + groups):
-            duration = self._executions.expected(group)
-            if duration is not None:
-                event = Expected(group, duration)
-                self._log(event, self.scheduler.handle(event))
 
     async def _execute(self, action: Action) -> None:
         match action:

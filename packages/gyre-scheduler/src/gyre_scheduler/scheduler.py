@@ -102,6 +102,12 @@ class Scheduler:
         consumed = self.ledger.staleness
         return Fraction(sum(consumed), len(consumed)) if consumed else None
 
+    def wants_expected(self, event: Event) -> range:
+        """Groups of which `Expected` is of use before this event, which dispatches them."""
+        first = self.ledger.next_group
+        longest = self.settings.launch_order == "longest"
+        return range(first, first + (groups_dispatched(self.settings, event) if longest else 0))
+
     # -- events ----------------------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Action]:
@@ -162,12 +168,12 @@ class Scheduler:
         return []
 
     def _stream_drained(self, event: StreamDrained) -> list[Action]:
-        self._expect(event.step == self.step.number and self.step.closed and not self.step.drained, event)
+        self._require(event.step == self.step.number and self.step.closed and not self.step.drained, event)
         self.step.drained = True
         return []
 
     def _step_trained(self, event: StepTrained) -> list[Action]:
-        self._expect(event.step == self.step.number and self.step.stepping, event)
+        self._require(event.step == self.step.number and self.step.stepping, event)
         for group in self.step.admitted:
             self.ledger.consume(group, self.version)
         ends_burst = event.step == burst_end(self.settings, self.version)
@@ -178,7 +184,7 @@ class Scheduler:
         return self._refill(event)
 
     def _published(self, event: Published) -> list[Action]:
-        self._expect(self.phase == "publish" and event.version == self.version, event)
+        self._require(self.phase == "publish" and event.version == self.version, event)
         self.published = self.version
         for cell in self.cells.with_role("restored"):
             self.cells.roles[cell] = "rollout"
@@ -191,7 +197,7 @@ class Scheduler:
         cell, found = event.cell, self._role(event.cell)
         if found in AWAY:
             return []
-        self._expect(found == f"to_{event.role}", event)
+        self._require(found == f"to_{event.role}", event)
         self.cells.roles[cell] = event.role
         if event.role == "rollout" and self.phase in ("return", "publish"):
             self.cells.roles[cell] = "restored"
@@ -206,7 +212,7 @@ class Scheduler:
         return []
 
     def _cell_back(self, event: CellBack) -> list[Action]:
-        self._expect(self._role(event.cell) == "lost", event)
+        self._require(self._role(event.cell) == "lost", event)
         publishing = self.phase in ("return", "publish")
         self.cells.roles[event.cell] = "restored" if publishing else "rollout"
         return []
@@ -239,7 +245,7 @@ class Scheduler:
             raise ProtocolError(f"there is no cell {cell}: the settings have {len(self.cells.roles)}")
         return self.cells.roles[cell]
 
-    def _expect(self, possible: bool, event: Event) -> None:
+    def _require(self, possible: bool, event: Event) -> None:
         if not possible:
             raise ProtocolError(
                 f"{event} cannot happen in phase {self.phase} of step {self.step.number} "

@@ -29,7 +29,7 @@ from .actions import (
     Step,
     Transition,
 )
-from .dispatch import group_of, groups_dispatched
+from .dispatch import group_of
 from .errors import RunAborted, SettingsError
 from .events import (
     Assessed,
@@ -89,6 +89,15 @@ class Costs:
         if self.invalid > 1:
             raise SettingsError(f"invalid must be a share from 0 to 1, not {self.invalid}")
 
+    def nodes(self, limit: int) -> float:
+        """Nodes of a cell with this concurrency limit."""
+        return limit / self.executions_per_node
+
+    def micro_step_hours(self, settings: SchedulerSettings) -> list[float]:
+        """Hours that each cell takes for one of its equal micro-steps."""
+        work = self.node_hours_per_step / settings.groups_per_step / self.micro_steps_per_group
+        return [work / self.nodes(limit) for limit in settings.cells]
+
 
 @dataclass
 class SimulationResult:
@@ -144,9 +153,8 @@ class _Simulation:
         """By cell, the agenda's entry with which its transition or micro-step ends."""
         self._closed = False
         self._busy_node_hours = self._rollout_node_hours = 0.0
-        self._nodes = [limit / costs.executions_per_node for limit in settings.cells]
-        work = costs.node_hours_per_step / settings.groups_per_step / costs.micro_steps_per_group
-        self._micro_step_hours = [work / nodes for nodes in self._nodes]
+        self._nodes = [costs.nodes(limit) for limit in settings.cells]
+        self._micro_step_hours = costs.micro_step_hours(settings)
 
     def run(self) -> SimulationResult:
         self.result.timeline = [(0.0, cell, "rollout") for cell in range(len(self.settings.cells))]
@@ -175,8 +183,10 @@ class _Simulation:
         self.now = time
 
     def _deliver(self, event: Event) -> None:
-        if self.settings.launch_order == "longest":
-            self._expect(groups_dispatched(self.settings, event))
+        for group in self.scheduler.wants_expected(event):
+            duration = self._history.expected(self.workload.query(self.seed, group))
+            if duration is not None:
+                self.scheduler.handle(Expected(group, duration))
         if isinstance(event, Launched):
             self._running += 1
         elif isinstance(event, Terminated):
@@ -214,14 +224,6 @@ class _Simulation:
         if cell in self._claimed:
             self._unclaimed.appendleft(self._claimed.pop(cell))
         self._after(self.costs.repair_hours, CellBack(cell))
-
-    def _expect(self, groups: int) -> None:
-        """Tell what the history says of the next groups, which are about to be dispatched."""
-        first = self.scheduler.ledger.next_group
-        for group in range(first, first + groups):
-            duration = self._history.expected(self.workload.query(self.seed, group))
-            if duration is not None:
-                self.scheduler.handle(Expected(group, duration))
 
     def _role(self, cell: int, role: str) -> None:
         self.result.timeline.append((self.now, cell, role))
@@ -314,7 +316,7 @@ class _Simulation:
 
     def _summary(self) -> SimulationResult:
         result, ledger = self.result, self.scheduler.ledger
-        nodes = sum(self._nodes) + self.settings.standalone / self.costs.executions_per_node
+        nodes = sum(self._nodes) + self.costs.nodes(self.settings.standalone)
         result.hours = self.now
         result.steps = self.scheduler.version
         result.groups = ledger.next_group
