@@ -77,23 +77,29 @@ def test_a_streaming_call_continues_on_another_engine(talkative, tmp_path):
         )
         admin = httpx.Client(base_url=proxy, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
         table = [{"url": url, "admitting": True, "version": 0} for url in (source, target)]
-        admin.put("/admin/engines", json={"engines": table}).raise_for_status()
-        address = (
-            admin.post("/admin/executions", json={"id": "e", "engine": source}).raise_for_status().json()
-        )
-        client = openai.OpenAI(base_url=address["base_url"] + "/v1", api_key=address["key"], max_retries=0)
-        stream = client.chat.completions.create(
-            model="m", messages=[{"role": "user", "content": "go"}], max_tokens=700, stream=True
-        )
-        chunks = [next(stream) for _ in range(6)]
-        moved = admin.post(
-            "/admin/reroute", json={"source": source, "moves": {"e": target}, "deadline_s": 30}
-        )
-        assert moved.raise_for_status().json() == {"moved": 1, "continued": 1}
+        for execution in ("first", "second", "third", "fourth", "fifth"):
+            # a call that ended before it could move says nothing; then another
+            admin.put("/admin/engines", json={"engines": table}).raise_for_status()
+            opened = admin.post("/admin/executions", json={"id": execution, "engine": source})
+            address = opened.raise_for_status().json()
+            client = openai.OpenAI(
+                base_url=address["base_url"] + "/v1", api_key=address["key"], max_retries=0
+            )
+            stream = client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "go"}], max_tokens=700, stream=True
+            )
+            chunks = [next(stream) for _ in range(6)]
+            body = {"source": source, "moves": {execution: target}, "deadline_s": 30}
+            moved = admin.post("/admin/reroute", json=body).raise_for_status().json()
+            if moved["continued"]:
+                break
+            list(stream)
+        assert moved == {"moved": 1, "continued": 1}
         assert admin.get("/admin/status").json()["engines"][source]["in_flight"] == 0
         chunks += list(stream)
         assert chunks[-1].choices[0].finish_reason in ("stop", "length")
-    (call,) = [record for record in read_run_log(log) if isinstance(record, Call)]
+    calls = [record for record in read_run_log(log) if isinstance(record, Call)]
+    (call,) = [call for call in calls if call.execution == execution]
     assert call.finish in ("stop", "length") and len(call.output_ids) > 6
     assert call.versions[0][1] == 0 and call.versions[-1][2] == len(call.output_ids)
     tree = Tree.from_calls([call])
